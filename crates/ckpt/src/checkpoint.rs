@@ -33,7 +33,7 @@ impl Checkpoint {
         let file = disk.open(&path).map_err(CkptError::io(&path, "open", None))?;
         let bytes = file.bytes();
         if bytes > MANIFEST_BYTES_MAX {
-            return Err(CkptError::damaged(&path, format!("{bytes} bytes are too many for a manifest")));
+            return Err(CkptError::damaged(&path, format!("{bytes} bytes are more than a manifest may have")));
         }
         let mut text = vec![0; bytes as usize];
         file.read_at(0, &mut text).map_err(CkptError::io(&path, "read", Some(bytes)))?;
@@ -82,7 +82,7 @@ impl Checkpoint {
         match file.bytes() == *bytes {
             true => Ok((path, file)),
             false => {
-                let what = format!("has {} bytes, and the manifest says {bytes}", file.bytes());
+                let what = format!("has {} bytes, but the manifest says {bytes}", file.bytes());
                 Err(CkptError::damaged(&path, what))
             }
         }
@@ -109,7 +109,7 @@ impl Checkpoint {
         let fits = range.start <= range.end && range.end <= info.elements();
         if !fits || range.len().checked_mul(size) != Some(out.len()) {
             let what = format!("has {} elements: no {range:?} for {} bytes", info.elements(), out.len());
-            return Err(wrong(what, "go on with the job that saved it: the same model and optimizer"));
+            return Err(wrong(what, "resume with the job that saved it: same model, same optimizer"));
         }
         for run in &info.runs {
             for (local, place, len) in run.within(range.clone()) {

@@ -79,8 +79,10 @@ fn together(shards: &[Summary]) -> Result<(Vec<FileInfo>, Vec<TensorInfo>, u64),
                 runs: Vec::new(),
             });
             if (tensor.dtype, &tensor.whole, tensor.role) != (run.dtype, &run.whole, run.role) {
-                let what =
-                    format!("rank {} has `{}` of another type, shape or role than others", shard.rank, run.tensor);
+                let what = format!(
+                    "rank {} has `{}` with a different type, shape or role than the others",
+                    shard.rank, run.tensor
+                );
                 return Err(CkptError::unsound(what, HINT));
             }
             let file = files.len() + run.file;
@@ -99,7 +101,7 @@ fn check_files(disk: &dyn Disk, staging_dir: &Path, files: &[FileInfo]) -> Resul
         let path = staging_dir.join(&file.name);
         let here = disk.open(&path).map_err(CkptError::io(&path, "find", Some(file.bytes)))?.bytes();
         if here != file.bytes {
-            let what = format!("has {here} bytes, and {} were written", file.bytes);
+            let what = format!("has {here} bytes, but {} were written", file.bytes);
             return Err(CkptError::refused(&path, what, "all hosts must write to one file system that they share"));
         }
     }

@@ -76,12 +76,14 @@ pub fn human(bytes: u64) -> String {
 fn io_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free space on that file system, or keep fewer checkpoints (`checkpoint.keep`); earlier ones are as they were"
+            "free space on that file system, or keep fewer checkpoints (`checkpoint.keep`); earlier ones are intact"
         }
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-            "choose a directory that can be written; earlier checkpoints are as they were"
+            "choose a writable directory; earlier checkpoints are intact"
         }
-        io::ErrorKind::NotFound => "look at the path; with several hosts, it must be on a file system that they share",
-        _ => "look at the system's log for this disk; earlier checkpoints are as they were",
+        io::ErrorKind::NotFound => {
+            "check the path; with several hosts, it must be on a file system that they all share"
+        }
+        _ => "check the system log for errors of this disk; earlier checkpoints are intact",
     }
 }

@@ -141,7 +141,7 @@ pub(crate) mod dtype_name {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DType, D::Error> {
         let name = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        DType::parse(&name).ok_or_else(|| serde::de::Error::custom(format!("`{name}` is no element type")))
+        DType::parse(&name).ok_or_else(|| serde::de::Error::custom(format!("`{name}` is not an element type")))
     }
 }
 
@@ -206,16 +206,19 @@ impl Manifest {
         let tail = DIGEST_DIGITS + DIGEST_END.len();
         let signed = bytes.len().checked_sub(tail).map(|at| bytes.split_at(at));
         let Some((body, tail)) = signed.filter(|(body, _)| body.ends_with(DIGEST_KEY.as_bytes())) else {
-            return Err(CkptError::damaged(path, "the manifest does not end in its digest: it was cut off or changed"));
+            return Err(CkptError::damaged(
+                path,
+                "the manifest does not end with its digest: it was truncated or changed",
+            ));
         };
         let (digits, end) = tail.split_at(DIGEST_DIGITS);
         let digest = std::str::from_utf8(digits).ok().and_then(Digest::parse);
         if end != DIGEST_END.as_bytes() || digest != Some(Digest::of(body)) {
-            return Err(CkptError::damaged(path, "the manifest does not have its digest: it was changed"));
+            return Err(CkptError::damaged(path, "the manifest does not match its digest: it was changed"));
         }
         let hint = "a checkpoint is a directory that `kolo train` wrote";
         let manifest: Self = serde_json::from_slice(bytes)
-            .map_err(|error| CkptError::refused(path, format!("the manifest makes no sense: {error}"), hint))?;
+            .map_err(|error| CkptError::refused(path, format!("the manifest is malformed: {error}"), hint))?;
         if manifest.format != FORMAT {
             return Err(CkptError::refused(path, format!("its format is `{}`", manifest.format), hint));
         }
@@ -226,7 +229,7 @@ impl Manifest {
         }
         manifest
             .check()
-            .map_err(|what| CkptError::refused(path, format!("the manifest makes no sense: {what}"), hint))?;
+            .map_err(|what| CkptError::refused(path, format!("the manifest is malformed: {what}"), hint))?;
         Ok(manifest)
     }
 
@@ -237,7 +240,7 @@ impl Manifest {
         let mut names = HashSet::new();
         for file in &self.files {
             if !is_plain(&file.name) || file.name == MANIFEST {
-                return Err(format!("`{}` is no name for a file of a checkpoint", file.name));
+                return Err(format!("`{}` is not a valid name for a checkpoint file", file.name));
             }
             if !names.insert(file.name.as_str()) {
                 return Err(format!("the file `{}` is listed twice", file.name));
@@ -265,14 +268,17 @@ impl Manifest {
             return Err(format!("`{name}` has the shape {whole:?}"));
         }
         for run in runs {
-            let file = self.files.get(run.file).ok_or_else(|| format!("`{name}` is in file {} of none", run.file))?;
+            let file = self
+                .files
+                .get(run.file)
+                .ok_or_else(|| format!("`{name}` is in file {}, which does not exist", run.file))?;
             let bytes = (run.elements as u64).checked_mul(dtype.bytes() as u64);
             if bytes.and_then(|bytes| bytes.checked_add(run.offset)).is_none_or(|end| end > file.bytes) {
-                return Err(format!("`{name}` ends behind the end of `{}`", file.name));
+                return Err(format!("`{name}` ends past the end of `{}`", file.name));
             }
             let numbers = run.region.is_empty() || run.region.len() == 4 && run.region().first() == run.start;
             if !numbers || !run.region().fits(run.elements, tensor.elements()) {
-                return Err(format!("{} elements at {} are no part of `{name}`", run.elements, run.start));
+                return Err(format!("{} elements at {} lie outside of `{name}`", run.elements, run.start));
             }
         }
         check_cover(tensor)
@@ -316,7 +322,7 @@ fn check_cover(tensor: &TensorInfo) -> Result<(), String> {
     }
     match end == tensor.elements() && !runs.is_empty() {
         true => Ok(()),
-        false => Err(format!("element {end} of `{name}` is nowhere in it")),
+        false => Err(format!("element {end} of `{name}` is missing")),
     }
 }
 

@@ -181,7 +181,7 @@ const RESNET: Architecture = Architecture {
     shapes: &[(
         "conv1.weight",
         &[64, 0, 7, 7],
-        "kolo's model has another stem for images below 64 pixels; the names without `--to` are the same, and in PyTorch \
+        "kolo's model has a different stem for images below 64 pixels; the names without `--to` are the same, and in PyTorch \
          `conv1` must be a 3×3 convolution and `maxpool` nothing",
     )],
     config: &[],
@@ -250,21 +250,21 @@ impl Architecture {
     pub fn refuses_config(&self, config: &Value, settings: &[(String, String)]) -> Vec<String> {
         let setting = |key: &str| settings.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         let wrong = |(key, wanted): &(&str, Config)| {
-            let said = config.get(key).filter(|said| !said.is_null())?;
+            let stated = config.get(key).filter(|stated| !stated.is_null())?;
             let (fits, wanted) = match wanted {
-                Config::Text(text) => (said.as_str() == Some(text), format!("\"{text}\"")),
-                Config::Number(number) => (said.as_f64() == Some(*number), format!("{number:e}")),
-                Config::Flag(flag) => (said.as_bool() == Some(*flag), flag.to_string()),
+                Config::Text(text) => (stated.as_str() == Some(text), format!("\"{text}\"")),
+                Config::Number(number) => (stated.as_f64() == Some(*number), format!("{number:e}")),
+                Config::Flag(flag) => (stated.as_bool() == Some(*flag), flag.to_string()),
                 Config::Setting(name) => {
                     let ours = setting(name)?;
-                    (said.to_string() == ours, format!("`{name} = {ours}`"))
+                    (stated.to_string() == ours, format!("`{name} = {ours}`"))
                 }
                 Config::FourTimesWidth => {
                     let width = config.get("n_embd").and_then(Value::as_u64).map(|width| 4 * width);
-                    (said.as_u64() == width, "four times the width".into())
+                    (stated.as_u64() == width, "four times the width".into())
                 }
             };
-            (!fits).then(|| format!("`{key}` is {said}, and kolo's model has {wanted}"))
+            (!fits).then(|| format!("`{key}` is {stated}, but kolo's model has {wanted}"))
         };
         self.config.iter().filter_map(wrong).collect()
     }
@@ -340,8 +340,8 @@ mod tests {
         let config = json!({ "activation_function": "relu", "layer_norm_epsilon": 1e-5, "n_head": 2, "n_inner": null });
         let wrong = GPT2.refuses_config(&config, &settings);
         let wanted = [
-            "`activation_function` is \"relu\", and kolo's model has \"gelu_new\"",
-            "`n_head` is 2, and kolo's model has `model.heads = 4`",
+            "`activation_function` is \"relu\", but kolo's model has \"gelu_new\"",
+            "`n_head` is 2, but kolo's model has `model.heads = 4`",
         ];
         assert_eq!(wrong, wanted);
     }

@@ -131,7 +131,7 @@ impl SafetensorsFile {
                 path: self.path.clone(),
                 tensor: tensor.name.clone(),
                 what: format!("has no bytes {range:?}"),
-                hint: "look at its shape".into(),
+                hint: "check its shape".into(),
             });
         }
         let failed = CkptError::io(&self.path, "read", Some(out.len() as u64));
@@ -143,7 +143,7 @@ fn read_header(path: &Path, file: &dyn ReadFile) -> Result<(Vec<StoredTensor>, V
     let refused = |what: String| CkptError::refused(path, what, "give a whole safetensors file");
     let mut length = [0; 8];
     if file.bytes() < 8 {
-        return Err(refused(format!("{} bytes are no safetensors file", file.bytes())));
+        return Err(refused(format!("{} bytes are too few for a safetensors file", file.bytes())));
     }
     file.read_at(0, &mut length).map_err(CkptError::io(path, "read", Some(8)))?;
     let length = u64::from_le_bytes(length);
@@ -151,13 +151,13 @@ fn read_header(path: &Path, file: &dyn ReadFile) -> Result<(Vec<StoredTensor>, V
         let hint = "convert it in Python: safetensors.torch.save_file(torch.load(FILE), \"model.safetensors\")";
         return Err(CkptError::refused(
             path,
-            "is a zip archive, as torch.save writes it, which could hold any code",
+            "is a zip archive, as torch.save writes it, which can contain code",
             hint,
         ));
     }
     if length > HEADER_BYTES_MAX || length > file.bytes() - 8 {
         let bytes = file.bytes();
-        return Err(refused(format!("says that its header has {length} bytes, and the file has {bytes} in all")));
+        return Err(refused(format!("claims a header of {length} bytes, but the whole file has {bytes}")));
     }
     let mut text = vec![0; length as usize];
     file.read_at(8, &mut text).map_err(CkptError::io(path, "read", Some(length)))?;
@@ -165,7 +165,7 @@ fn read_header(path: &Path, file: &dyn ReadFile) -> Result<(Vec<StoredTensor>, V
     let (mut tensors, mut metadata) = (Vec::new(), Vec::new());
     for (name, value) in entries {
         if name == METADATA {
-            let Value::Object(pairs) = value else { return Err(refused("header: its metadata is no table".into())) };
+            let Value::Object(pairs) = value else { return Err(refused("header: its metadata is not a table".into())) };
             let text = |value: Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             metadata = pairs.into_iter().map(|(key, value)| (key, text(value))).collect();
             continue;
@@ -188,7 +188,7 @@ fn stored(name: &str, value: Value, data: u64, file_bytes: u64) -> Result<Stored
         data_offsets: [u64; 2],
     }
     let Place { dtype, shape, data_offsets: [start, end] } =
-        serde_json::from_value(value).map_err(|error| format!("has no type, shape and place: {error}"))?;
+        serde_json::from_value(value).map_err(|error| format!("lacks a type, a shape or offsets: {error}"))?;
     if start > end || end > file_bytes - data {
         return Err(format!("has bytes {start} to {end} of {}", file_bytes - data));
     }
@@ -225,7 +225,7 @@ impl<'de> Deserialize<'de> for Entries {
                 let mut seen = std::collections::HashSet::new();
                 while let Some((key, value)) = map.next_entry::<String, Value>()? {
                     if !seen.insert(key.clone()) {
-                        return Err(serde::de::Error::custom(format!("`{key}` stands there twice")));
+                        return Err(serde::de::Error::custom(format!("`{key}` appears twice")));
                     }
                     entries.push((key, value));
                 }

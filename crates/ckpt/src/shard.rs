@@ -49,8 +49,8 @@ impl Piece<'_> {
         let fits = region.fits(self.elements(), count(whole));
         if !fits || !self.bytes.len().is_multiple_of(self.dtype.bytes()) || !safetensors::is_key(tensor) {
             let (bytes, start) = (self.bytes.len(), self.start());
-            let what = format!("{bytes} bytes at element {start} are no part of `{tensor}` of shape {whole:?}");
-            return Err(CkptError::unsound(what, "this is a bug of whoever saves"));
+            let what = format!("{bytes} bytes at element {start} lie outside of `{tensor}` of shape {whole:?}");
+            return Err(CkptError::unsound(what, "this is a bug in kolo; please report it"));
         }
         Ok(())
     }
@@ -95,7 +95,7 @@ impl Summary {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, CkptError> {
         serde_json::from_slice(bytes).map_err(|error| {
             CkptError::unsound(
-                format!("what a rank says it wrote makes no sense: {error}"),
+                format!("the record of what a rank wrote is malformed: {error}"),
                 "run one build of kolo on all hosts",
             )
         })
@@ -206,7 +206,7 @@ impl ShardWriter {
         let keys: Vec<String> = pieces.iter().map(|piece| piece.key()).collect();
         let mut seen = HashSet::new();
         if let Some(twice) = keys.iter().find(|key| !seen.insert(key.as_str())) {
-            return Err(CkptError::unsound(format!("`{twice}` is there twice"), "rename a tensor, or save it once"));
+            return Err(CkptError::unsound(format!("`{twice}` appears twice"), "rename a tensor, or save it once"));
         }
         let shapes: Vec<Vec<usize>> = pieces
             .iter()

@@ -386,11 +386,11 @@ impl WriteFile for SimulatedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (mut state, begun) = self.disk.begin(true)?;
         let used: usize = state.files.iter().map(|file| file.now.len()).sum();
-        let room = match state.trouble {
+        let free = match state.trouble {
             Trouble::Full { bytes } => (bytes as usize).saturating_sub(used),
             _ => usize::MAX,
         };
-        let part = &bytes[..bytes.len().min(room)];
+        let part = &bytes[..bytes.len().min(free)];
         let file = &mut state.files[self.file];
         let written = DataChange::Written { offset: file.now.len(), bytes: part.to_vec() };
         file.now.extend_from_slice(part);

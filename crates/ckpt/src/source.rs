@@ -24,7 +24,7 @@ pub enum TensorSource {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorView<'a> {
     pub name: &'a str,
-    /// `None` if it is of a type that kolo has not.
+    /// `None` if it has a type that kolo does not support.
     pub dtype: Option<DType>,
     pub shape: &'a [usize],
     /// What a safetensors file does not say.
@@ -97,8 +97,9 @@ impl TensorSource {
         };
         let stored = file.tensor(tensor).ok_or_else(|| wrong("is not in it", "`kolo ckpt show` lists what is"))?;
         let dtype = stored.dtype();
-        let size = dtype.ok_or_else(|| wrong("is of a type that kolo has not", "convert it to F32"))?.bytes() as u64;
-        let too_far = || wrong("has fewer elements", "look at its shape");
+        let size =
+            dtype.ok_or_else(|| wrong("has a type that kolo does not support", "convert it to F32"))?.bytes() as u64;
+        let too_far = || wrong("has fewer elements", "check its shape");
         let at = |element: usize| (element as u64).checked_mul(size).ok_or_else(too_far);
         file.read(stored, at(range.start)?..at(range.end)?, out)
     }
@@ -125,14 +126,16 @@ pub fn resolve(disk: &SharedDisk, path: &Path) -> Result<(TensorSource, Vec<(Pat
     match (checkpoint, skipped.first()) {
         (Some(checkpoint), _) => Ok((TensorSource::Checkpoint(Box::new(checkpoint)), skipped)),
         (None, Some((damaged, why))) => {
-            let what =
-                format!("none of its {} checkpoints is sound; the newest, {}: {why}", skipped.len(), damaged.display());
-            Err(CkptError::refused(path, what, "`kolo ckpt verify` names all that is damaged"))
+            let what = format!(
+                "none of its {} checkpoints is intact; the newest, {}: {why}",
+                skipped.len(),
+                damaged.display()
+            );
+            Err(CkptError::refused(path, what, "`kolo ckpt verify` lists everything that is damaged"))
         }
         (None, None) => {
-            let hint =
-                "give the directory of a run that was saved (`kolo train --out`), a checkpoint or a safetensors file";
-            Err(CkptError::refused(path, "there is no checkpoint in it", hint))
+            let hint = "name a run directory (`kolo train --out`), a checkpoint or a safetensors file";
+            Err(CkptError::refused(path, "it contains no checkpoint", hint))
         }
     }
 }

@@ -80,7 +80,7 @@ fn outgoing_of<'a>(
         hint,
     };
     let Some(dtype) = tensor.dtype else {
-        return Err(refused("is of a type that kolo has not".into(), "convert it to F32".into()));
+        return Err(refused("has a type that kolo does not support".into(), "convert it to F32".into()));
     };
     let mut shape = tensor.shape.to_vec();
     let Some(architecture) = architecture else {
@@ -91,7 +91,7 @@ fn outgoing_of<'a>(
         return Err(refused(format!("has no counterpart in {name}"), "leave --to out: names stay as they are".into()));
     };
     if let Some(hint) = architecture.refuses_shape(tensor.name, tensor.shape) {
-        return Err(refused(format!("has the shape {:?}, which it has not in {name}", tensor.shape), hint));
+        return Err(refused(format!("has the shape {:?}, which does not match {name}", tensor.shape), hint));
     }
     if layout == Layout::Transposed {
         shape.reverse();
@@ -181,7 +181,7 @@ pub fn open_files(disk: &dyn Disk, path: &Path) -> Result<Vec<SafetensorsFile>, 
     let refused = |what: String| CkptError::refused(path, what, "give a safetensors file, or the index of several");
     let file = disk.open(path).map_err(CkptError::io(path, "open", None))?;
     if file.bytes() > INDEX_BYTES_MAX {
-        return Err(refused(format!("{} bytes are too many for an index", file.bytes())));
+        return Err(refused(format!("{} bytes are more than an index may have", file.bytes())));
     }
     let mut text = vec![0; file.bytes() as usize];
     file.read_at(0, &mut text).map_err(CkptError::io(path, "read", Some(file.bytes())))?;
@@ -189,7 +189,7 @@ pub fn open_files(disk: &dyn Disk, path: &Path) -> Result<Vec<SafetensorsFile>, 
     let names: std::collections::BTreeSet<String> = weight_map.into_values().collect();
     let open = |name: &String| match crate::manifest::is_plain(name) {
         true => SafetensorsFile::open(disk, &path.with_file_name(name)),
-        false => Err(refused(format!("`{name}` is no file beside it"))),
+        false => Err(refused(format!("there is no file `{name}` beside it"))),
     };
     names.iter().map(open).collect()
 }
@@ -214,7 +214,8 @@ impl Incoming {
             }
         }
         let path = files.first().map_or(PathBuf::new(), |file| file.path.clone());
-        let none = || CkptError::refused(&path, "kolo knows no names for this kind of model", "use kolo's own names");
+        let none =
+            || CkptError::refused(&path, "kolo has no name mapping for this kind of model", "use kolo's own names");
         Err(nearest.map_or_else(none, |(_, error)| error))
     }
 
@@ -242,7 +243,7 @@ impl Incoming {
                 return Err(CkptError::Tensor {
                     path: file.path.clone(),
                     tensor: tensor.name.clone(),
-                    what: format!("differs from `{twin}`, and in kolo's model they are one"),
+                    what: format!("differs from `{twin}`, but in kolo's model they are the same tensor"),
                     hint: "kolo cannot represent this model".into(),
                 });
             }
@@ -285,7 +286,7 @@ fn places(
             }
             if shape != wanted.shape {
                 let what = format!(
-                    "is {:?}, and `{}` of the job's model is {:?} ({name})",
+                    "is {:?}, but `{}` of the job's model is {:?} ({name})",
                     tensor.shape, wanted.name, wanted.shape
                 );
                 let hint = architecture.refuses_shape(&wanted.name, &wanted.shape);
@@ -305,7 +306,7 @@ fn places(
         wrong = missing.map(|missing| CkptError::Tensor {
             path: file.path.clone(),
             tensor: architecture.theirs(&missing.name).map_or_else(|| missing.name.clone(), |(theirs, _)| theirs),
-            what: format!("is not in it, and the job's model needs it as `{}` ({name})", missing.name),
+            what: format!("is missing, but the job's model needs it as `{}` ({name})", missing.name),
             hint: "change `[model]` so that the layers are the same".into(),
         });
     }

@@ -38,7 +38,7 @@ impl Damage {
         let mut text = match &self.kind {
             DamageKind::File { why } => why.clone(),
             DamageKind::Chunk { chunk, bytes } => {
-                format!("chunk {chunk} (bytes {} to {}) does not have its digest", bytes.start, bytes.end)
+                format!("chunk {chunk} (bytes {} to {}) does not match its digest", bytes.start, bytes.end)
             }
         };
         let tensor =

@@ -69,36 +69,36 @@ impl Command {
 pub enum Command {
     /// Train a job; without a file, the built-in digits job
     Train(Train),
-    /// Say how good a trained model is, on its held-out samples or on other data
+    /// Evaluate a trained model on its held-out samples or on other data
     Eval(EvalArgs),
-    /// Say what a trained model makes of new data
+    /// Run a trained model on new data
     Predict(PredictArgs),
     /// Continue a text with a trained language model
     Generate(GenerateArgs),
-    /// Say what a job will cost before running it: FLOPs, bytes, memory, time, money
+    /// Predict what a job will cost: FLOPs, bytes, memory, time, money
     Plan(PlanArgs),
-    /// Simulate a job on a described cluster: a step, how it scales, and weeks with failures
+    /// Simulate a job on a cluster that a file describes: a step, how it scales, and weeks with failures
     Simulate(SimulateArgs),
     /// Print a job's graph as text
     Graph(GraphArgs),
-    /// Measure
+    /// Run benchmarks
     Bench {
         #[command(subcommand)]
         command: Bench,
     },
-    /// Look at data, and prepare them
+    /// Inspect and prepare data
     Data {
         #[command(subcommand)]
         command: DataCommand,
     },
     /// Write a batch script for Slurm that trains a job
     Slurm(Slurm),
-    /// Look at checkpoints, compare, export and import them
+    /// Inspect, compare, export and import checkpoints
     Ckpt {
         #[command(subcommand)]
         command: Ckpt,
     },
-    /// Join a running elastic job as a further worker
+    /// Join a running elastic job as another worker
     Join(Join),
     /// Run the workers of one host; `--hosts` starts it there
     #[command(hide = true)]
@@ -127,7 +127,7 @@ pub struct SelftestArgs {
     /// Only compile the kernels of an H200, which needs NVRTC and no GPU
     #[arg(long)]
     pub compile_only: bool,
-    /// Instead of ops, exchanges over NCCL in a group of one GPU
+    /// Check exchanges over NCCL in a group of one GPU, instead of ops
     #[arg(long, conflicts_with_all = ["op", "compile_only"])]
     pub nccl: bool,
 }
@@ -200,7 +200,7 @@ impl PlannedJobArgs {
 /// How workers are started and reach each other.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Workers {
-    /// Workers on this host; under mpirun or srun they are found, not started
+    /// Workers on this host; mpirun and srun start their own
     #[arg(short = 'n', long = "workers", default_value_t = 1)]
     pub count: usize,
     /// Start workers on several hosts over ssh, such as a:2,b:2 or node[01-04]:8
@@ -209,16 +209,16 @@ pub struct Workers {
     /// The remote shell of --hosts, with its options
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10")]
     pub ssh: String,
-    /// This host's address on the network to use; found by itself by default
+    /// This host's address on the network to use; detected by default
     #[arg(long, value_name = "ADDRESS")]
     pub interface: Option<std::net::IpAddr>,
     /// How workers exchange data
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: TransportKind,
-    /// TCP streams between two workers, for networks that one stream does not fill
+    /// TCP streams between two workers, for networks that one stream cannot saturate
     #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=8))]
     pub streams: usize,
-    /// The MPI library to load, instead of that of the launcher
+    /// The MPI library to load, instead of the launcher's
     #[arg(long, value_name = "FILE")]
     pub mpi_library: Option<PathBuf>,
     /// The number that all deadlines derive from, in milliseconds
@@ -251,10 +251,10 @@ pub struct Train {
     /// Replace the files of an earlier run in --out
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// Go on from the newest checkpoint in --out, or of this job's last run; from the beginning if there is none
+    /// Resume from the newest checkpoint in --out, or of this job's last run; start from the beginning if there is none
     #[arg(long, conflicts_with_all = ["overwrite", "no_out"])]
     pub resume: bool,
-    /// Keep nothing: make no directory for this run
+    /// Save nothing: make no directory for this run
     #[arg(long, conflicts_with = "out")]
     pub no_out: bool,
     /// The directory that the supervisor has made for this run
@@ -269,31 +269,31 @@ pub struct Train {
     /// Write a timeline of compute and communication of all ranks, for Perfetto or Chrome's tracing page
     #[arg(long)]
     pub trace: Option<PathBuf>,
-    /// Steps that the timeline shows, counted from 0 and without the last number: 100..120, 100.. or ..20
+    /// Steps that the timeline shows, counted from 0, end excluded: 100..120, 100.. or ..20
     #[arg(long, value_name = "FIRST..END", requires = "trace")]
     pub trace_steps: Option<StepRange>,
-    /// Look for the fastest layout of this machine's workers, and train with it; the weights are those of the job
+    /// Find the fastest layout of this machine's workers and train with it; the weights do not change
     #[arg(long)]
     pub auto: bool,
     /// Train asynchronously with parameter servers
     #[arg(long = "async")]
     pub asynchronous: bool,
-    /// Parameter servers, beside the workers
+    /// Parameter servers, in addition to the workers
     #[arg(long, default_value_t = 1, requires = "asynchronous")]
     pub servers: usize,
     /// Steps that a worker may be ahead of the slowest: 0 is synchronous, `none` is no bound
     #[arg(long, default_value = "4", requires = "asynchronous")]
     pub staleness: String,
-    /// Train synchronously first, and show both
+    /// Train synchronously first, and compare both
     #[arg(long, requires = "asynchronous")]
     pub compare: bool,
-    /// Go on with the other workers when some are lost, and take in those that come
+    /// Continue with the remaining workers when some are lost, and accept new ones
     #[arg(long)]
     pub elastic: bool,
-    /// Fewest workers with which an elastic job goes on; 1 by default
+    /// Fewest workers with which an elastic job continues; 1 by default
     #[arg(long, value_name = "WORKERS", requires = "elastic")]
     pub min: Option<usize>,
-    /// How often lost workers are started again, all together
+    /// How many restarts of lost workers are allowed, in total
     #[arg(long, default_value_t = 3, requires = "elastic")]
     pub restarts: u32,
 }
@@ -324,19 +324,19 @@ pub struct Slurm {
     pub time: Option<String>,
     #[arg(long)]
     pub partition: Option<String>,
-    /// A further option for sbatch, such as --sbatch=--gres=gpu:4
+    /// Another option for sbatch, such as --sbatch=--gres=gpu:4
     #[arg(long = "sbatch", value_name = "OPTION", allow_hyphen_values = true)]
     pub options: Vec<String>,
-    /// When the time is over, save and queue the job again; it goes on from its newest checkpoint
+    /// When the time limit is near, save and requeue the job; it resumes from its newest checkpoint
     #[arg(long)]
     pub requeue: bool,
-    /// Submit the script; it is printed only if neither this nor --output is given
+    /// Submit the script; without this and --output it is printed
     #[arg(long)]
     pub submit: bool,
     /// Write the script to this file
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-    /// What follows goes to `kolo train` as it is
+    /// Options passed on to `kolo train`
     #[arg(last = true)]
     pub train: Vec<String>,
 }
@@ -348,17 +348,17 @@ pub enum Ckpt {
         /// The directory of a run, or of checkpoints
         run: PathBuf,
     },
-    /// Say what a checkpoint holds: step, weights, settings, tensors
+    /// Show what a checkpoint holds: step, weights, settings, tensors
     Show {
         /// A run, a checkpoint or a safetensors file
         path: PathBuf,
     },
-    /// Compare every byte with the digests, and name what is damaged
+    /// Check every byte against the digests, and list what is damaged
     Verify {
-        /// A checkpoint, or a run to look at all of them
+        /// A checkpoint, or a run to check all of its checkpoints
         path: PathBuf,
     },
-    /// Say where two checkpoints differ; exit code 1 if they do
+    /// Show where two checkpoints differ; exit code 1 if they do
     Diff {
         /// A run, a checkpoint or a safetensors file
         first: PathBuf,
@@ -370,11 +370,11 @@ pub enum Ckpt {
         path: PathBuf,
         /// The file to write
         out: PathBuf,
-        /// Whose names and layouts; kolo's own by default
+        /// The library whose names and layouts to use; kolo's own by default
         #[arg(long, value_enum)]
         to: Option<ExportTarget>,
     },
-    /// Make a run of weights that transformers, torchvision or PyTorch wrote as safetensors
+    /// Make a run from weights that transformers, torchvision or PyTorch saved as safetensors
     Import {
         /// The safetensors file, or the model.safetensors.index.json of several
         file: PathBuf,
@@ -401,52 +401,52 @@ pub enum ExportTarget {
 pub struct PlanArgs {
     #[command(flatten)]
     pub job: PlannedJobArgs,
-    /// Look for the best layout on -n devices: data, tensor, pipeline, sequence, ZeRO, recompute, micro-batches, schedule
+    /// Search for the best layout on -n devices: data, tensor, pipeline, sequence, ZeRO, recompute, micro-batches, schedule
     #[arg(long)]
     pub search: bool,
-    /// Put the layout that --search found into the job file
+    /// Write the layout that --search found into the job file
     #[arg(long)]
     pub write: bool,
-    /// Say what binds the step, and which changes would help most
+    /// Show what limits the step, and which changes would help most
     #[arg(long)]
     pub why: bool,
     /// Plan for the cluster that this file (TOML) describes
     #[arg(long, value_name = "FILE")]
     pub cluster: Option<PathBuf>,
-    /// Of --search: what a worker may take at most, such as 40GiB
+    /// With --search: the most memory that a worker may use, such as 40GiB
     #[arg(long, value_name = "SIZE")]
     pub max_memory: Option<String>,
-    /// Of --search: what the whole run may cost at most
+    /// With --search: the most that the whole run may cost
     #[arg(long, value_name = "PRICE")]
     pub max_cost: Option<f64>,
-    /// Of --search: hours that the whole run may take at most
+    /// With --search: the most hours that the whole run may take
     #[arg(long, value_name = "HOURS")]
     pub deadline: Option<f64>,
-    /// Samples per epoch, instead of the data's own number
+    /// Samples per epoch, instead of the number in the data
     #[arg(long)]
     pub samples: Option<f64>,
-    /// Epochs, instead of the job's own number
+    /// Epochs, instead of the number in the job
     #[arg(long)]
     pub epochs: Option<f64>,
-    /// Devices that will share the work
+    /// Devices that share the work
     #[arg(long, default_value_t = 1)]
     pub devices: usize,
     /// Peak TFLOP/s of one device; this machine's measured rate by default
     #[arg(long)]
     pub tflops: Option<f64>,
-    /// The part of the peak that training reaches
+    /// The fraction of the peak that training reaches
     #[arg(long, default_value_t = 0.4)]
     pub utilisation: f64,
     /// Price of one device for one hour
     #[arg(long)]
     pub price: Option<f64>,
-    /// Predict the time from this machine's rates, without trying any of the job's kernels
+    /// Predict the time from this machine's rates, without timing any of the job's kernels
     #[arg(long)]
     pub by_rates: bool,
-    /// Of a model that workers share: where every parameter lies, and every exchange
+    /// For a model that workers share: show where every parameter lies, and every exchange
     #[arg(long)]
     pub explain: bool,
-    /// Make a device entry of what a run measured, from its report; nothing else is planned
+    /// Make a device entry from the report of a run; nothing else is planned
     #[arg(long, value_name = "REPORT")]
     pub calibrate: Option<PathBuf>,
     /// Where --calibrate writes the entry (TOML), instead of printing it
@@ -470,28 +470,28 @@ pub struct SimulateArgs {
     /// The cluster file (TOML): device, levels, links, failures
     #[arg(long, value_name = "FILE")]
     pub cluster: PathBuf,
-    /// Devices; all that the cluster describes by default
+    /// Devices; all of the cluster by default
     #[arg(short = 'n', long = "devices")]
     pub devices: Option<usize>,
-    /// Weeks of training with failures, as the cluster file describes them
+    /// Simulate this many weeks of training, with the failure rates of the cluster file
     #[arg(long)]
     pub weeks: Option<f64>,
-    /// Draws noise and failures; the same seed gives the same simulation
+    /// Seed of noise and failures; the same seed gives the same simulation
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// The spread of the time of a rank's work, as a fraction: 0.02 is two per cent
+    /// The spread of a rank's compute time, as a fraction: 0.02 is 2 %
     #[arg(long, value_name = "SPREAD", default_value_t = 0.0)]
     pub noise: f64,
-    /// A rank that computes slowly, and how many times as long it takes; may be repeated
+    /// A slow rank, and how many times as long it takes; may be repeated
     #[arg(long, value_name = "RANK:FACTOR")]
     pub slow: Vec<String>,
     /// Seconds between checkpoints; the best interval by default
     #[arg(long, value_name = "SECONDS")]
     pub checkpoint_every: Option<f64>,
-    /// Go on with fewer devices when some fail, instead of waiting for all of them
+    /// Continue with fewer devices when some fail, instead of waiting for a repair
     #[arg(long)]
     pub elastic: bool,
-    /// Devices that stand by for those that fail
+    /// Spare devices that replace failed ones
     #[arg(long, value_name = "DEVICES", default_value_t = 0)]
     pub spares: usize,
     /// Write everything to this file as JSON
@@ -526,9 +526,9 @@ pub enum Bench {
     Train(BenchTrain),
     /// Time every collective on every transport
     Comm(BenchComm),
-    /// Measure the cores at hand: products by shape, streams out of cache
+    /// Measure this machine: matrix products by shape, and memory streams
     Device(BenchDevice),
-    /// Predict published results from the description of their clusters and jobs
+    /// Predict published results from descriptions of their clusters and jobs
     Published(BenchPublished),
 }
 
@@ -536,10 +536,10 @@ pub enum Bench {
 pub struct BenchDevice {
     #[arg(long, default_value = "cpu", help = device::measured_help())]
     pub device: DeviceArg,
-    /// Threads that work at the same time, as one device; all cores by default
+    /// Threads that together are the device; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
-    /// What the device is called in the file
+    /// The name of the device in the file
     #[arg(long, default_value = "this-machine")]
     pub name: String,
     /// Write the entry (TOML) for the planner to this file
@@ -555,7 +555,7 @@ pub struct BenchPublished {
     /// Only rows whose names contain this; may be repeated
     #[arg(long)]
     pub only: Vec<String>,
-    /// Say where the time and the memory of every row go
+    /// Show where the time and the memory of every row go
     #[arg(long)]
     pub explain: bool,
     /// Write the rows (JSON) to this file
@@ -570,22 +570,22 @@ pub struct BenchComm {
     /// Collectives, such as all_reduce,broadcast; all by default
     #[arg(long, value_delimiter = ',')]
     pub op: Vec<String>,
-    /// Sizes in bytes, with K, M or G behind them
+    /// Sizes in bytes, optionally with the suffix K, M or G
     #[arg(long, value_delimiter = ',', default_value = "4,256,2K,16K,128K,1M,8M,64M")]
     pub bytes: Vec<String>,
     /// Calls per size; fewer for large ones
     #[arg(long, default_value_t = 200)]
     pub iterations: usize,
-    /// Use the caller's own memory instead of memory that the ranks share
+    /// Use private buffers instead of memory that the ranks share
     #[arg(long)]
     pub private: bool,
-    /// Each worker writes its buffer anew before every call, outside the measured time, as a trainer does
+    /// Each worker rewrites its buffer before every call, outside the measured time, as a trainer does
     #[arg(long)]
     pub fresh: bool,
     /// Write the rows (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,
-    /// Write a cluster file (TOML) of these workers, with what was measured of their link
+    /// Write a cluster file (TOML) of these workers, with the measured link
     #[arg(long, value_name = "FILE")]
     pub write: Option<PathBuf>,
 }
@@ -601,7 +601,7 @@ pub struct BenchTrain {
     /// Grains computed at the same time; as many as threads by default
     #[arg(long)]
     pub lanes: Option<usize>,
-    /// Keep the first batch and train on it again and again, so that making data is not timed
+    /// Train on the first batch over and over, so that making data is not timed
     #[arg(long)]
     pub hold_batch: bool,
     /// Write the result (JSON) to this file

@@ -74,7 +74,10 @@ fn choose(job: &Job, args: &Train, given: bool) -> Result<(usize, Ranked), Failu
     }
     best.ok_or_else(|| {
         let hint = "run `kolo plan --search` to see why, or train without --auto";
-        Failure::usage("no layout of these workers gives the job's bits and fits into this machine", hint)
+        Failure::usage(
+            "no layout of these workers fits into this machine and keeps the job's results bit-identical",
+            hint,
+        )
     })
 }
 

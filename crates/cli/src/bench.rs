@@ -109,7 +109,7 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
     let mut options = Options::for_grains(job.grains, threads);
     if let Some(lanes) = args.lanes {
         if !lanes.is_power_of_two() || !job.grains.is_multiple_of(lanes) {
-            let message = format!("--lanes {lanes} does not fit {} grains", job.grains);
+            let message = format!("--lanes {lanes} does not divide the {} grains", job.grains);
             return Err(Failure::usage(message, "use a power of two that divides the grains"));
         }
         options.lanes = lanes;

@@ -17,7 +17,7 @@ const GPU_TILE: [usize; 2] = [128, 256];
 pub fn device(args: &BenchDevice) -> Result<(), Failure> {
     args.write.as_deref().map_or(Ok(()), check_writable)?;
     if args.name.is_empty() || !args.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
-        let message = format!("--name {:?} is no name of a device", args.name);
+        let message = format!("--name {:?} is not a valid device name", args.name);
         return Err(Failure::usage(message, "use letters, digits, - and _"));
     }
     let (rows, facts) = args.device.measure(args)?;

@@ -3,7 +3,7 @@
 use kolo_comm::bench::{BenchRow, Method, bus_factor};
 use kolo_comm::{CallKind, Communicator, Fault, Reduction, Watch, thread};
 use kolo_cuda::Cuda;
-use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Executor, LinkWish, Memory};
+use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Executor, LinkPreference, Memory};
 use kolo_graph::DType;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::{Mesh, device_lane};
@@ -34,7 +34,7 @@ pub fn sweep(
 ) -> Result<Vec<BenchRow>, Fault> {
     let fault =
         |error: ExchangeError| error.downcast().map_or_else(|error| Fault::BadCall(error.to_string()), |it| *it);
-    let links = Cuda { links: LinkWish::Always, ..gpu }.links();
+    let links = Cuda { links: LinkPreference::Always, ..gpu }.links();
     let mesh =
         Mesh::data(world.size(), world.rank()).ok_or_else(|| Fault::BadCall("a rank is below the size".into()))?;
     let largest = sizes.iter().copied().max().unwrap_or(0);

@@ -35,7 +35,7 @@ pub fn ckpt(kinds: &Kinds, command: &Ckpt) -> Result<(), Failure> {
 fn opened(disk: &SharedDisk, path: &Path) -> Result<TensorSource, Failure> {
     let (source, skipped) = resolve(disk, path)?;
     for (path, why) in skipped {
-        print_error(&format!("note: {} is passed over: {why}", path.display()));
+        print_error(&format!("note: {} is skipped: {why}", path.display()));
     }
     Ok(source)
 }
@@ -54,8 +54,8 @@ fn ls(disk: &SharedDisk, run: &Path) -> Result<(), Failure> {
     let listed = list(disk, &root)?;
     let begun = unfinished(disk.as_ref(), &root)?;
     if listed.is_empty() && begun.is_empty() {
-        let hint = "give the directory of a run that has been saved";
-        return Err(Failure::usage(format!("{}: there is no checkpoint in it", run.display()), hint));
+        let hint = "name a run directory that has checkpoints";
+        return Err(Failure::usage(format!("{}: it contains no checkpoint", run.display()), hint));
     }
     println!("{:<18} {:>9} {:>10} {:>7}  {:<20} weights", "checkpoint", "step", "size", "workers", "written (UTC)");
     for Listed { name, checkpoint, .. } in &listed {
@@ -70,7 +70,7 @@ fn ls(disk: &SharedDisk, run: &Path) -> Result<(), Failure> {
         }
     }
     for path in begun {
-        println!("{} was begun and not finished", path.display());
+        println!("{} is incomplete", path.display());
     }
     Ok(())
 }
@@ -127,16 +127,16 @@ fn counted(number: u64, thing: &str) -> String {
 
 fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
     if !disk.is_dir(path) {
-        let hint = "give a checkpoint, or the directory of a run; other files have no digests to compare with";
-        return Err(Failure::usage(format!("{}: it is no directory", path.display()), hint));
+        let hint = "name a checkpoint or a run directory; other files have no digests to check";
+        return Err(Failure::usage(format!("{}: not a directory", path.display()), hint));
     }
     let all = match !path.join(MANIFEST).exists() {
         true => list(disk, &checkpoints_of(disk.as_ref(), path))?.into_iter().map(|listed| listed.path).collect(),
         false => vec![path.to_path_buf()],
     };
     if all.is_empty() {
-        let hint = "give a checkpoint, or the directory of a run that has been saved";
-        return Err(Failure::usage(format!("{}: there is no checkpoint in it", path.display()), hint));
+        let hint = "name a checkpoint, or a run directory that has checkpoints";
+        return Err(Failure::usage(format!("{}: it contains no checkpoint", path.display()), hint));
     }
     let mut damaged = 0;
     for path in &all {
@@ -161,7 +161,7 @@ fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
         0 => Ok(()),
         _ => {
             let message = format!("damaged: {damaged} of {}", counted(all.len() as u64, "checkpoint"));
-            Err(Failure::job(message, "restore the files from a copy; `--resume` passes over damaged checkpoints"))
+            Err(Failure::job(message, "restore the files from a copy; `--resume` skips damaged checkpoints"))
         }
     }
 }

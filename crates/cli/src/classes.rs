@@ -19,7 +19,7 @@ pub fn lines(classification: &Classification) -> Vec<String> {
     let width = largest.to_string().len() + 1;
     let cells =
         |values: &mut dyn Iterator<Item = i64>| values.map(|value| format!("{value:>width$}")).collect::<String>();
-    let head = format!("  confusion   true \\ said {}   recall", cells(&mut (0..matrix.len() as i64)));
+    let head = format!("  confusion   true \\ pred {}   recall", cells(&mut (0..matrix.len() as i64)));
     let row = |(row, class): (&Vec<i64>, &ClassRow)| {
         let label =
             name_of(class, ROW_NAME_CHARS).map_or(class.class.to_string(), |name| format!("{name} {}", class.class));
@@ -67,7 +67,7 @@ mod tests {
     fn few_classes_are_a_matrix() {
         let shown = lines(&Confusion::new(vec![10, 2, 0, 4]).unwrap().report(None));
         let expected = [
-            "  confusion   true \\ said   0  1   recall",
+            "  confusion   true \\ pred   0  1   recall",
             "                      0   10  2   0.8333",
             "                      1    0  4   1.0000",
             "  by class    precision 1.0000 0.6667",

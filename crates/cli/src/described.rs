@@ -41,7 +41,7 @@ pub fn usual(name: &str, devices: usize) -> Result<Cluster, Failure> {
         let near = table.devices.iter().find(|device| device.name.starts_with(&format!("{name}-")));
         near.ok_or(hint)
     });
-    let device = found.map_err(|hint| Failure::usage(format!("--device {name} is not known"), &hint))?.clone();
+    let device = found.map_err(|hint| Failure::usage(format!("--device {name} is unknown"), &hint))?.clone();
     let (_, inside, between) = USUAL_LINKS
         .into_iter()
         .find(|(prefix, _, _)| device.name.starts_with(prefix))

@@ -13,7 +13,7 @@ use kolo_comm::{Communicator, Fault};
 use kolo_parallel::strategy::{Home, Part, Strategy};
 use kolo_train::interrupt::Interrupt;
 use kolo_train::record::OutDir;
-use kolo_train::session::{Company, Elastic, GenerationStart, RunOptions};
+use kolo_train::session::{Elastic, GenerationStart, RunOptions, WorkerGroup};
 use kolo_train::{Job, Trainer};
 use std::path::Path;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
     let refused =
         |what: &str, hint: &str| Err(Failure::usage(format!("--elastic cannot be combined with {what}"), hint));
     if args.asynchronous {
-        return refused("--async", "workers of servers are not in step; leave one of the two out");
+        return refused("--async", "workers of parameter servers do not step together; drop one of the two");
     }
     if args.trace.is_some() {
-        return refused("--trace", "a timeline is of a fixed group of workers; leave one of the two out");
+        return refused("--trace", "a timeline needs a fixed group of workers; drop one of the two");
     }
     if args.job.workers.transport.by_mpi() {
         let name = args.job.workers.transport.name;
@@ -52,10 +52,7 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
         .find(|one| one.part() == Part::Transfer || one.home() == Home::OnePerHost || shares_model(*one))
     {
         let what = format!("`{}`", strategy.written());
-        return refused(
-            &what,
-            "a worker that is lost would take a part of the state with it; leave one of the two out",
-        );
+        return refused(&what, "a lost worker would take part of the state with it; drop one of the two");
     }
     let grains = job.grains;
     let restarts = args.restarts;
@@ -187,7 +184,7 @@ impl ElasticWorker<'_> {
         let world = Arc::new(self.link_up(member)?);
         let quiet = args.quiet || member.rank > 0;
         let mut view = RemoteView::new(member.events(), Progress::plain(quiet));
-        let company = Company::Workers(world);
+        let group = WorkerGroup::Workers(world);
         if let Some(out) = self.out.as_ref().filter(|_| member.rank == 0 && member.generation == 0) {
             train::write_job(job, out).map_err(Ended::Failure)?;
         }
@@ -196,7 +193,7 @@ impl ElasticWorker<'_> {
             out: self.out.clone(),
             checkpoints: checkpoints.map_err(Ended::Failure)?,
             elastic: Some(Arc::clone(&self.elastic)),
-            ..train::run_options(threads, self.interrupt.clone(), company)
+            ..train::run_options(threads, self.interrupt.clone(), group)
         };
         let (mut trainer, report) = kolo_train::run(Arc::clone(job), &options, &mut view)?;
         if member.rank == 0 {
@@ -254,7 +251,7 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
     let unreadable =
         |why: &str| Failure::job(format!("{}: {why}", path.display()), "join a job of this version of kolo");
     let command =
-        crate::args::Args::read(words.map(Into::into)).map_err(|_| unreadable("its command is not known"))?.command;
+        crate::args::Args::read(words.map(Into::into)).map_err(|_| unreadable("its command is unknown"))?.command;
     let crate::args::Command::Train(mut train) = command else { return Err(unreadable("its command is not `train`")) };
     std::env::set_current_dir(&invited.directory)
         .map_err(|error| Failure::job(format!("{}: {error}", invited.directory.display()), "the job runs there"))?;

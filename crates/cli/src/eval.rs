@@ -44,7 +44,7 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
     }
     let job = Arc::new(job);
     if job.split.held_out_len() == 0 {
-        let message = "there is nothing to evaluate on: no sample of the job is held out";
+        let message = "nothing to evaluate: the job holds out no samples";
         return Err(Failure::usage(message, "name files with --data, or set `data.holdout`"));
     }
     let mut trainer = Trainer::new(Arc::clone(&job), Options::for_grains(job.grains, args.saved.threads()?))?;

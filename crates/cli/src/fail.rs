@@ -145,5 +145,5 @@ pub fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose a path that can be written")
+    Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
 }

@@ -39,7 +39,7 @@ fn check_found(workers: &Workers, launcher: Launcher, world: usize) -> Result<()
     let name = launcher.name();
     let count = format!("-n {}", workers.count);
     let flags = [("count", count.as_str()), ("hosts", "--hosts"), ("ssh", "--ssh")];
-    let why = format!("the workers are started by {name}, {world} of them");
+    let why = format!("{name} started the workers, {world} of them");
     refuse(workers, &flags, &why, "leave it out, or start kolo without that launcher")?;
     let by_mpi = matches!(launcher, Launcher::OpenMpi | Launcher::Mpich);
     if !by_mpi && !workers.transport.by_mpi() {
@@ -60,7 +60,7 @@ fn check_started(workers: &Workers, count: usize) -> Result<(), Failure> {
     }
     if workers.hosts.is_none() {
         let flags = [("ssh", "--ssh"), ("interface", "--interface")];
-        let why = "all workers run on this host, and meet inside it";
+        let why = "all workers run on this host and need no network";
         refuse(workers, &flags, why, "leave it out, or name hosts with --hosts")?;
     }
     if count > 1 { check_streams(workers, false) } else { Ok(()) }
@@ -70,7 +70,7 @@ fn check_streams(workers: &Workers, by_mpi: bool) -> Result<(), Failure> {
     if workers.transport.has_streams(by_mpi) {
         return Ok(());
     }
-    let why = "only TCP has streams, and it is not used";
+    let why = "only TCP has streams, and this run does not use it";
     refuse(workers, &[("streams", "--streams")], why, "leave it out, or add --transport tcp")
 }
 

@@ -89,8 +89,9 @@ pub fn generate(kinds: &Kinds, args: &GenerateArgs) -> Result<(), Failure> {
     let mut generator = Generator::new(trained.model(kinds)?, &executor, args.saved.threads()?)?;
     let with_tokens = !args.prompt_tokens.is_empty();
     if !with_tokens && tokenizer.vocab() > generator.vocab() {
-        let message = format!("the tokenizer has {} tokens, and the model {}", tokenizer.vocab(), generator.vocab());
-        let hint = "name the one that the model was trained with by --tokenizer, or give --prompt-tokens";
+        let message =
+            format!("the tokenizer has {} tokens, but the model has {}", tokenizer.vocab(), generator.vocab());
+        let hint = "pass the tokenizer that the model was trained with (--tokenizer), or use --prompt-tokens";
         return Err(Failure::usage(message, hint));
     }
     trained.fill(generator.store_mut(), Entry::is_param)?;

@@ -96,7 +96,7 @@ fn linked(executor: Arc<dyn Executor>, transport: TransportKind, workers: usize)
         Some(linked) => Ok(linked),
         None if transport.joins_devices() && workers > 1 => {
             let (name, device) = (transport.name, executor.name());
-            let message = format!("--transport {name} joins GPUs, and these workers compute on `{device}`");
+            let message = format!("--transport {name} connects GPUs, but these workers compute on `{device}`");
             Err(Failure::usage(message, "use --device cuda, or leave --transport out"))
         }
         None => Ok(executor),

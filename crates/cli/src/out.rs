@@ -73,7 +73,7 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
             fs::symlink_metadata(path).is_ok_and(|meta| if wants_dir { meta.is_dir() } else { meta.is_file() })
         };
         if let Some(path) = old.iter().find(|path| !is_ours(path)) {
-            let message = format!("--overwrite: {} is not what a run would write", path.display());
+            let message = format!("--overwrite: {} is not a file that a run writes", path.display());
             return Err(Failure::usage(message, "name another directory for --out"));
         }
         let is_log = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "log");
@@ -140,7 +140,9 @@ pub fn fresh(name: &str, quiet: bool) -> Option<OutDir> {
         Ok(path) => Some(OutDir::new(path, false)),
         Err(error) => {
             if !quiet {
-                print_error(&format!("note: no directory under {RUNS}: {error}; this run's metrics are not kept"));
+                print_error(&format!(
+                    "note: cannot create a directory under {RUNS}: {error}; this run's metrics are not saved"
+                ));
             }
             None
         }
@@ -198,7 +200,7 @@ mod tests {
         assert_eq!(names(dir).into_iter().filter(|name| !event(name)).collect::<Vec<_>>(), left);
         assert!(!names(dir).contains(&"events.out.tfevents.0000000007.kolo".into()));
         fs::create_dir(dir.join("report.json")).unwrap();
-        assert!(claim(dir, true, RunFiles::All).unwrap_err().message().contains("is not what a run would write"));
+        assert!(claim(dir, true, RunFiles::All).unwrap_err().message().contains("is not a file that a run writes"));
         assert!(names(dir).contains(&"metrics.jsonl".into()));
     }
 

@@ -100,7 +100,7 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         return shared.ok_or_else(none)?.draw(file.as_deref());
     }
     if args.write || args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some() {
-        let message = "--write, --max-memory, --max-cost and --deadline: no layout is looked for";
+        let message = "--write, --max-memory, --max-cost and --deadline require --search";
         return Err(Failure::usage(message, "add --search"));
     }
     if args.json {

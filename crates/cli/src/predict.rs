@@ -167,8 +167,8 @@ fn columns_of(source: &dyn Source, inputs: &[Field]) -> Result<Vec<usize>, Failu
         let found = fields.iter().position(|field| field.name == input.name && field.elements() == input.elements());
         found.ok_or_else(|| {
             let given: Vec<String> = fields.iter().map(Field::to_string).collect();
-            let message = format!("the model wants {input}, and the inputs give {}", given.join(", "));
-            Failure::usage(message, "give files like those of the training")
+            let message = format!("the model expects {input}, but the inputs give {}", given.join(", "));
+            Failure::usage(message, "give files like the training files")
         })
     };
     inputs.iter().map(place).collect()
@@ -184,7 +184,7 @@ fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -
         let job = trained.job(kinds)?;
         let samples: Vec<usize> = (0..job.split.held_out_len()).map(|at| job.split.held_out(at)).collect();
         if samples.is_empty() {
-            let message = "there is nothing to predict: no sample is held out";
+            let message = "nothing to predict: the job holds out no samples";
             return Err(Failure::usage(message, "name files after the run"));
         }
         return Ok(vec![one(None, Arc::from(job.source), samples)?]);
@@ -212,7 +212,7 @@ fn target(args: &PredictArgs) -> Result<(Box<dyn Write>, Format), Failure> {
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose a path that can be written")
+    Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
 }
 
 pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {

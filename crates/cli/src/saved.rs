@@ -53,7 +53,7 @@ impl Trained {
     pub fn open(args: &SavedArgs) -> Result<Self, Failure> {
         let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), &args.run)?;
         for (path, why) in skipped {
-            print_error(&format!("note: passed over {}: {why}", path.display()));
+            print_error(&format!("note: skipped {}: {why}", path.display()));
         }
         let header = source.checkpoint().map(kolo_ckpt::Checkpoint::header);
         let saved = header.and_then(|header| header.model.get("job")?.as_str());
@@ -61,7 +61,7 @@ impl Trained {
             (Some(path), _) => job_file::read(path)?,
             (None, Some(text)) if !text.is_empty() => job_file::parse(text, &place(source.path()))?,
             (None, _) => {
-                let message = format!("{} does not say which job its weights belong to", args.run.display());
+                let message = format!("{} does not record which job its weights belong to", args.run.display());
                 return Err(Failure::usage(message, "name the job file with --job"));
             }
         };
@@ -131,7 +131,7 @@ impl Trained {
             let tensor = &held[at];
             if tensor.dtype != Some(entry.ty.dtype) || *tensor.shape != *entry.whole {
                 let message = format!(
-                    "`{}` is {tensor} in {}, and the model wants {}",
+                    "`{}` is {tensor} in {}, but the model expects {}",
                     entry.tensor,
                     place(self.source.path()),
                     entry.ty

@@ -30,7 +30,10 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     );
     match bad {
         0 => Ok(()),
-        bad => Err(Failure::job(format!("{bad} ops differ from their definitions"), "report it with `kolo devices`")),
+        bad => Err(Failure::job(
+            format!("{bad} ops differ from their definitions"),
+            "report it with the output of `kolo devices`",
+        )),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::fail::Failure;
 use crate::output::println;
 use kolo_comm::{Communicator, Watch, thread};
 use kolo_cuda::{Cuda, NcclCheck};
-use kolo_exec::{Collectives, ExchangeError, Executor, Feed, LinkWish, Options, Program, Session, Store};
+use kolo_exec::{Collectives, ExchangeError, Executor, Feed, LinkPreference, Options, Program, Session, Store};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Builder, DType, Graph, Init, Type};
 use kolo_ops::optim::Adam;
@@ -26,7 +26,7 @@ const BUCKET_BYTES: usize = 64 << 10;
 pub fn selftest(device: DeviceArg) -> Result<(), Failure> {
     let index = device.index().unwrap_or(0);
     let mut checks = kolo_cuda::check_nccl(index).map_err(|error| Failure::device(&error))?;
-    let executor: Arc<dyn Executor> = Arc::new(Cuda { index, links: LinkWish::Always, ..Cuda::default() });
+    let executor: Arc<dyn Executor> = Arc::new(Cuda { index, links: LinkPreference::Always, ..Cuda::default() });
     for (what, graph) in [("tensors that are exchanged", tensors()), ("steps of an optimizer", steps())] {
         let outcome = compare(&executor, graph).map_err(|error| error.to_string());
         checks.push(NcclCheck { what: format!("session: {what}, as without collectives"), outcome });
@@ -41,7 +41,7 @@ pub fn selftest(device: DeviceArg) -> Result<(), Failure> {
         0 => Ok(()),
         bad => Err(Failure::job(
             format!("{bad} of {} checks of NCCL failed", checks.len()),
-            "report it with `kolo devices`",
+            "report it with the output of `kolo devices`",
         )),
     }
 }

@@ -116,13 +116,13 @@ fn conditions(args: &SimulateArgs, devices: usize) -> Result<Conditions, Failure
 fn slow_rank(text: &str, devices: usize) -> Result<SlowRank, Failure> {
     let wrong = |why: String| Failure::usage(format!("--slow {text} {why}"), "write RANK:FACTOR, such as 17:1.5");
     let (rank, factor) = text.split_once(':').ok_or_else(|| wrong("has no `:`".into()))?;
-    let rank: usize = rank.parse().map_err(|_| wrong(format!("names no rank: `{rank}`")))?;
-    let factor: f64 = factor.parse().map_err(|_| wrong(format!("has no factor: `{factor}`")))?;
+    let rank: usize = rank.parse().map_err(|_| wrong(format!("has an invalid rank: `{rank}`")))?;
+    let factor: f64 = factor.parse().map_err(|_| wrong(format!("has an invalid factor: `{factor}`")))?;
     if rank >= devices {
-        return Err(wrong(format!("names a rank that {devices} devices do not have")));
+        return Err(wrong(format!("names a rank beyond the {devices} devices")));
     }
     if !(1.0..=FACTOR_MAX).contains(&factor) {
-        return Err(wrong("must slow down: a factor of 1 or more".into()));
+        return Err(wrong("must have a factor of 1 or more".into()));
     }
     Ok(SlowRank { rank, factor })
 }

@@ -11,7 +11,10 @@ use kolo_cluster::slurm::{Batch, script, submit};
 pub fn slurm(kinds: &Kinds, args: &Slurm) -> Result<(), Failure> {
     let count = args.nodes.saturating_mul(args.tasks_per_node);
     if count == 0 {
-        return Err(Failure::usage("a batch job needs a node and a task", "write --nodes 1 --tasks-per-node 1"));
+        return Err(Failure::usage(
+            "--nodes and --tasks-per-node must be at least 1",
+            "write --nodes 1 --tasks-per-node 1",
+        ));
     }
     check_lines(args)?;
     let mut command: Vec<String> = vec![program()?, "train".into()];
@@ -26,7 +29,7 @@ pub fn slurm(kinds: &Kinds, args: &Slurm) -> Result<(), Failure> {
     // What would fail on the cluster after hours in the queue fails here.
     let train = match Args::read(command.iter().map(Into::into)) {
         Ok(Args { command: Command::Train(train) }) => train,
-        Ok(_) => return Err(Failure::usage("what follows `--` is for `kolo train`", "write its options only")),
+        Ok(_) => return Err(Failure::usage("only options of `kolo train` may follow `--`", "leave the rest out")),
         Err(error) => {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
@@ -75,7 +78,7 @@ fn check_lines(args: &Slurm) -> Result<(), Failure> {
     match values.find(|(_, value)| value.chars().any(char::is_control)) {
         Some((flag, value)) => {
             let message = format!("{flag} {value:?} contains control characters");
-            Err(Failure::usage(message, "write it in one line; each option of sbatch takes a --sbatch of its own"))
+            Err(Failure::usage(message, "write it in one line; pass each sbatch option with its own --sbatch"))
         }
         None => Ok(()),
     }

@@ -24,7 +24,7 @@ use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, DataStages, DataWait, Planned, Report, Skipped};
-use kolo_train::session::{Company, RunOptions};
+use kolo_train::session::{RunOptions, WorkerGroup};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
 use std::os::unix::fs::FileTypeExt;
@@ -42,7 +42,7 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
         return match &rank_info {
             None => auto::train(kinds, args),
             Some(found) => {
-                let message = format!("--auto: the workers are started by {}", found.launcher.name());
+                let message = format!("--auto: {} started the workers", found.launcher.name());
                 Err(Failure::usage(message, "run `kolo plan --search --write` first, and train without --auto"))
             }
         };
@@ -120,10 +120,7 @@ fn prepare(kinds: &Kinds, args: &Train, rank_info: Option<&RankInfo>) -> Result<
         [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
         if let Some(path) = args.trace.as_deref().filter(|path| is_pipe(path)) {
             let message = format!("--trace {} is a pipe", path.display());
-            return Err(Failure::usage(
-                message,
-                "name a file: a timeline is kept whole while it grows, which a pipe cannot be",
-            ));
+            return Err(Failure::usage(message, "name a regular file: kolo rewrites a timeline while it grows"));
         }
     }
     Ok(prepared)
@@ -157,7 +154,7 @@ pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepar
         load::threads(&args.job)?;
     }
     if let Some(steps) = args.trace_steps.filter(|steps| steps.first() >= job.total_steps) {
-        let message = format!("--trace-steps starts at step {}, and the job has {}", steps.first(), job.total_steps);
+        let message = format!("--trace-steps starts at step {}, but the job has {}", steps.first(), job.total_steps);
         return Err(Failure::usage(message, "steps are counted from 0; begin at an earlier one"));
     }
     Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles, elastic })
@@ -216,8 +213,9 @@ fn introduce(job: &Job, args: &Train, who: &str) {
 
 /// Hears signals; whether this process `speaks` of them, or another one does.
 pub fn listen(speaks: bool) -> Result<Interrupt, Failure> {
-    interrupt::install(speaks)
-        .map_err(|error| Failure::job(format!("cannot listen for Ctrl-C: {error}"), "check the process's limits"))
+    interrupt::install(speaks).map_err(|error| {
+        Failure::job(format!("cannot install a handler for Ctrl-C: {error}"), "check the process's limits")
+    })
 }
 
 fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failure> {
@@ -228,7 +226,7 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
     let timeline = timeline.map(Arc::new);
     let checkpoints = checkpoints(job, args, out.as_ref())?;
-    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, Company::Alone) };
+    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, WorkerGroup::Alone) };
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
     outcome
@@ -261,13 +259,13 @@ fn steps_shown(args: &Train) -> StepRange {
     args.trace_steps.unwrap_or(StepRange::ALL)
 }
 
-pub fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
+pub fn run_options(threads: usize, interrupt: Interrupt, group: WorkerGroup) -> RunOptions {
     RunOptions {
         threads,
         out: None,
         interrupt,
         planned: Planned::default(),
-        company,
+        group,
         timeline: None,
         checkpoints: None,
         elastic: None,
@@ -331,8 +329,8 @@ fn take_part(
     let timeline = timeline.map(Arc::new);
     let checkpoints = checkpoints(job, args, out.as_ref())?;
     let Some(roles) = roles else {
-        let company = Company::Workers(world);
-        let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, company) };
+        let group = WorkerGroup::Workers(world);
+        let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, group) };
         return run(job, args, &options, &mut view, None);
     };
     let serves = world.rank() >= roles.workers;
@@ -344,7 +342,7 @@ fn take_part(
     if args.compare {
         let group = Arc::new(world.split(i64::from(serves), world.rank() as i64)?);
         if !serves {
-            let options = run_options(threads, interrupt.clone(), Company::Workers(group));
+            let options = run_options(threads, interrupt.clone(), WorkerGroup::Workers(group));
             beside = Some(kolo_train::run(Arc::clone(job), &options, &mut view)?.1);
         }
     }
@@ -352,8 +350,8 @@ fn take_part(
         asynchronous::serve(job, threads, &world, roles, timeline.as_ref())?;
         return finish_timeline(timeline.as_deref(), Some(&world));
     }
-    let company = Company::Served(world, roles);
-    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, company) };
+    let group = WorkerGroup::Served(world, roles);
+    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, group) };
     run(job, args, &options, &mut view, beside)
 }
 
@@ -366,13 +364,13 @@ fn run(
     beside: Option<Report>,
 ) -> Result<(), Failure> {
     let (mut trainer, report) = kolo_train::run(Arc::clone(job), options, observer)?;
-    let world = match &options.company {
-        Company::Alone => None,
-        Company::Workers(world) | Company::Served(world, _) => Some(world),
+    let world = match &options.group {
+        WorkerGroup::Alone => None,
+        WorkerGroup::Workers(world) | WorkerGroup::Served(world, _) => Some(world),
     };
     finish_timeline(options.timeline.as_deref(), world.map(|world| &**world))?;
-    let chief = world.is_none_or(|world| world.rank() == 0);
-    if !chief {
+    let is_rank_zero = world.is_none_or(|world| world.rank() == 0);
+    if !is_rank_zero {
         return Ok(());
     }
     conclude(args, options, &mut trainer, report, beside)
@@ -469,7 +467,7 @@ fn summary(report: &Report) {
     println!("  speed       {} samples/s{tokens}", format_count(report.samples_per_s as u64));
     println!("              planned     measured");
     let (plan, measured) = (format!("{:.2} ms", report.planned.step_ms), report.step_ms.median);
-    println!("  step time   {plan:<10}  {measured:.2} ms (planned from rates alone; `kolo plan` tries the step)");
+    println!("  step time   {plan:<10}  {measured:.2} ms (planned from rates alone; `kolo plan` times the step)");
     let rate = report.planned.flops as f64 / report.step_ms.median / 1e6;
     let whose = if report.workers > 1 { ", per worker" } else { "" };
     println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s{whose}", format_count(report.planned.flops));
@@ -478,13 +476,13 @@ fn summary(report: &Report) {
     if let Some(one) = most_wrong(&report.compared) {
         let (planned, measured, share) = (one.planned, one.measured, one.error.abs() * 100.0);
         println!(
-            "  plan        most wrong about {}: {planned:.2} ms planned, {measured:.2} ms measured, {share:.0} % of the step",
+            "  plan        largest error: {}: {planned:.2} ms planned, {measured:.2} ms measured, {share:.0} % of the step",
             one.part
         );
     }
     if let Some(one) = most_wrong_memory(&report.compared) {
         let [planned, measured] = [one.planned, one.measured].map(|bytes| format_bytes(bytes as u64));
-        println!("  plan        most wrong about {}: {planned} planned, {measured} measured", one.part);
+        println!("  plan        largest error: {}: {planned} planned, {measured} measured", one.part);
     }
     show_data_wait(report);
     if let Some(communication) = &report.communication {

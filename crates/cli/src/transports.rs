@@ -9,7 +9,7 @@ use kolo_cluster::Member;
 use kolo_comm::mpi::MpiWorld;
 use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Bootstrap, Fault, Transport, host, shm};
-use kolo_exec::LinkWish;
+use kolo_exec::LinkPreference;
 use std::sync::Arc;
 
 /// A value of `--transport`.
@@ -21,7 +21,7 @@ pub struct TransportKind {
     /// How hosts are linked; `None` if the best link that all can use is taken.
     pub link: Option<HostLink>,
     /// Whether devices exchange without the hosts.
-    pub devices: LinkWish,
+    pub devices: LinkPreference,
 }
 
 /// A link between hosts.
@@ -88,16 +88,16 @@ pub static TRANSPORTS: [TransportKind; 5] = [
         doc: "NCCL between workers with a GPU each, if it is there; else shared memory on one host, TCP across hosts, MPI \
               under mpirun",
         link: None,
-        devices: LinkWish::Auto,
+        devices: LinkPreference::Auto,
     },
-    TransportKind { name: "shm", doc: "", link: Some(SHM), devices: LinkWish::Never },
-    TransportKind { name: "tcp", doc: "", link: Some(TCP), devices: LinkWish::Never },
-    TransportKind { name: "mpi", doc: "", link: Some(MPI), devices: LinkWish::Never },
+    TransportKind { name: "shm", doc: "", link: Some(SHM), devices: LinkPreference::Never },
+    TransportKind { name: "tcp", doc: "", link: Some(TCP), devices: LinkPreference::Never },
+    TransportKind { name: "mpi", doc: "", link: Some(MPI), devices: LinkPreference::Never },
     TransportKind {
         name: "nccl",
         doc: "NCCL between GPUs, one worker each; what else workers say to each other goes as with auto",
         link: None,
-        devices: LinkWish::Always,
+        devices: LinkPreference::Always,
     },
 ];
 
@@ -120,7 +120,7 @@ impl TransportKind {
 
     /// Whether devices must exchange without the hosts.
     pub fn joins_devices(&self) -> bool {
-        self.devices == LinkWish::Always
+        self.devices == LinkPreference::Always
     }
 
     /// Whether `--streams` means something. `by_mpi`: an MPI launcher started the ranks, or will.

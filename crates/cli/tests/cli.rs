@@ -5,6 +5,8 @@
 
 #[path = "ckpt/mod.rs"]
 mod ckpt;
+#[path = "documented/mod.rs"]
+mod documented;
 #[path = "planned/mod.rs"]
 mod planned;
 #[path = "trained/mod.rs"]
@@ -264,7 +266,7 @@ fn a_measured_machine_is_an_entry() {
     let kinds = ["activations", "gradients", "optimizer", "other", "scratch", "weights"];
     assert_eq!(parts[5..], kinds.map(|kind| format!("memory of {kind}")));
     let printed = stdout_of(dir.path(), &["plan", "--calibrate", "report.json", "--entry", "mine.toml"]);
-    assert!(printed.contains("times as long as was planned"), "{printed}");
+    assert!(printed.contains("times as long as planned"), "{printed}");
     assert!(std::fs::read_to_string(dir.path().join("mine.toml")).unwrap().contains("fitted_on"));
     std::fs::write(dir.path().join("report.json"), "{}").unwrap();
     let output = run_in(dir.path(), &["plan", "--calibrate", "report.json"]);
@@ -284,7 +286,7 @@ fn a_job_that_does_not_fit_is_refused_before_it_takes_memory() {
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert_eq!(error.matches("error: ").count(), 1, "{error}");
         assert_eq!(error.contains(" of 2 "), workers[1] == "2", "{error}");
-        assert!(error.contains("TiB of memory, and ") && error.contains("weights 3.64 TiB"), "{error}");
+        assert!(error.contains("TiB of memory, but ") && error.contains("weights 3.64 TiB"), "{error}");
     }
     assert!(stdout_of(dir.path(), &["plan", "huge.toml"]).contains("  does not fit      "), "planning takes nothing");
 }
@@ -472,7 +474,7 @@ fn a_run_without_a_directory_gets_its_own() {
     std::fs::write(dir.path().join("runs"), "a file").unwrap();
     let output = run_in(dir.path(), &words);
     assert!(output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("metrics are not kept"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("metrics are not saved"), "{output:?}");
 }
 
 #[test]

@@ -125,7 +125,7 @@ impl std::fmt::Display for Resumed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { generation, step, workers, spares, took_ms, .. } = self;
         let plural = if *workers == 1 { "" } else { "s" };
-        write!(f, "going on at step {step} with {workers} worker{plural}")?;
+        write!(f, "continuing at step {step} with {workers} worker{plural}")?;
         match spares {
             0 => {}
             1 => write!(f, " and a spare")?,
@@ -241,7 +241,7 @@ impl Coordinator {
             (Some(rank), message) => return self.member(now_ms, *rank, message, actions),
             (None, _) => format!("link {link}"),
         };
-        let why = "it sent a message before its hello".into();
+        let why = "it sent a message before the handshake".into();
         self.fault(now_ms, Fault::Rejected { from: rank, why }, actions);
     }
 

@@ -29,7 +29,7 @@ pub(crate) trait ProcessControl {
     fn kill(&mut self, rank: usize) -> bool;
     /// Starts a rank's process anew; its link, where it does not come by itself.
     fn start(&mut self, rank: usize) -> Result<Option<ControlLink>, Fault> {
-        Err(Fault::BadCall(format!("nobody here can start worker {rank} again")))
+        Err(Fault::BadCall(format!("this launcher cannot restart worker {rank}")))
     }
     /// Stops all ranks, until they are resumed.
     fn suspend(&mut self) {}

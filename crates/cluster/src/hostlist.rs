@@ -38,7 +38,7 @@ pub fn slots(text: &str) -> Result<Vec<Slots>, Fault> {
     let total = all.iter().fold(0usize, |sum, slots| sum.saturating_add(slots.count));
     if all.iter().any(|slots| slots.count == 0) || !(1..=HOSTS_MAX).contains(&total) {
         return Err(Fault::BadCall(format!(
-            "the host list {text:?} has {total} workers; each host needs one, and {HOSTS_MAX} are the most"
+            "the host list {text:?} has {total} workers; each host needs at least one, and at most {HOSTS_MAX} are supported"
         )));
     }
     Ok(all)
@@ -159,7 +159,7 @@ impl HostlistCursor<'_> {
                     pieces.push(NamePart::Ranges(self.ranges()?));
                 }
                 None | Some(b',' | b':') => return Ok(pieces),
-                Some(_) => return Err(self.error("a character that no host name has")),
+                Some(_) => return Err(self.error("a character that is not allowed in host names")),
             }
         }
     }

@@ -151,7 +151,8 @@ fn noting_late_start(rank_info: &RankInfo, heartbeat_ms: u64, inner: NoticeObser
             inner(notice);
         }
         Notice::Ending { text, shown } if !joined.load(Ordering::Relaxed) => {
-            let text = format!("{who} came {age_ms} ms after its start, when others may have given it up: {text}");
+            let text =
+                format!("{who} arrived {age_ms} ms after its start, when others may have given up on it: {text}");
             inner(&Notice::Ending { text, shown: *shown });
         }
         notice => inner(notice),

@@ -118,7 +118,7 @@ fn agreed(rank_info: RankInfo, other: &RankInfo) -> Result<RankInfo, Fault> {
         return Ok(rank_info);
     }
     Err(Fault::BadCall(format!(
-        "this process is rank {} of {} according to {}, but rank {} of {} according to {}\n  hint: start the job with one launcher, and unset what is left of the other",
+        "this process is rank {} of {} according to {}, but rank {} of {} according to {}\n  hint: start the job with one launcher, and unset the variables of the other",
         rank_info.rank,
         rank_info.world,
         rank_info.launcher.name(),

@@ -333,7 +333,7 @@ fn inherited(descriptor: RawFd) -> Result<UnixStream, Fault> {
     let is_socket = answer == 0 && status.st_mode & libc::S_IFMT == libc::S_IFSOCK;
     if descriptor <= 2 || !is_socket || TAKEN.swap(true, Ordering::Relaxed) {
         return Err(Fault::BadCall(format!(
-            "the control link (descriptor {descriptor}) is not there\n  hint: this process inherited the variables of another job; unset KOLO_RANK, KOLO_WORLD and KOLO_CONTROL_FD"
+            "the control link (descriptor {descriptor}) does not exist\n  hint: this process inherited the variables of another job; unset KOLO_RANK, KOLO_WORLD and KOLO_CONTROL_FD"
         )));
     }
     // SAFETY: a flag of a descriptor that is ours.

@@ -36,7 +36,7 @@ const CPUS_PER_TASK: &str = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_
 /// The text of the script. The shell takes every word as it is; options of `sbatch` may not span lines.
 pub fn script(batch: &Batch) -> Result<String, Fault> {
     if batch.nodes == 0 || batch.tasks_per_node == 0 || batch.command.is_empty() {
-        return Err(Fault::BadCall("a batch job needs a node, a task and a command".into()));
+        return Err(Fault::BadCall("a batch job needs at least one node, one task and a command".into()));
     }
     let mut text = String::from("#!/bin/bash\n");
     let mut option = |name: &str, value: &str| -> Result<(), Fault> {

@@ -131,7 +131,7 @@ impl Identity {
 
     /// Reads an authenticated body; the identity and whom it is meant for.
     fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<(Self, u32), Refused> {
-        let no_hello = || Refused("it is no hello".into());
+        let no_hello = || Refused("it is not a handshake message".into());
         let mut reader = ByteReader::new(bytes);
         let (magic, version, role) = (reader.array(), reader.u16(), reader.u16());
         if magic != Some(MAGIC) {
@@ -300,7 +300,7 @@ impl Responder {
             return Err(Refused(format!("it looks for rank {to}, this is rank {}", self.me.rank)));
         }
         if !admit(&peer) {
-            return Err(Refused(format!("nobody waits for {peer:?}")));
+            return Err(Refused(format!("no connection from {peer:?} is expected")));
         }
         let nonce = random().map_err(|fault| Refused(fault.to_string()))?;
         // The streams of a link are numbered by who connects.
@@ -314,7 +314,7 @@ impl Responder {
     pub fn finish(&self, proof: &[u8; PROOF_BYTES]) -> Result<LinkSession, Refused> {
         let Some((hello, reply, peer)) = &self.met else { return Err(Refused("a proof before a hello".into())) };
         if mac(&self.keys.proof, hello, reply) != blake3::Hash::from(*proof) {
-            return Err(Refused("its hello was recorded earlier: it cannot prove that it is there now".into()));
+            return Err(Refused("its handshake was recorded earlier and replayed".into()));
         }
         let (out, back) = self.keys.directions(hello, reply);
         Ok(LinkSession { peer: *peer, sealer: Sealer::new(back), opener: Opener::new(out) })

@@ -275,7 +275,7 @@ fn every_element_and_reduction() {
     }
 }
 
-/// Calls that use the mails in different ways, on any memory, with nothing between them that would keep ranks in step.
+/// Calls that use the staging buffers in different ways, on any memory, with nothing between them that would keep ranks in step.
 #[test]
 fn calls_may_follow_each_other_at_once() {
     const CALLS: usize = 30;
@@ -322,7 +322,7 @@ fn ranks_may_disagree_about_where_their_buffers_are() {
     });
 }
 
-/// Pages of a memory that take room.
+/// Resident pages of a memory.
 fn resident_pages(memory: &SharedMemory) -> usize {
     let mut pages = vec![0u8; memory.bytes() / 4096];
     // SAFETY: the memory is mapped, and there is a byte for each of its pages.

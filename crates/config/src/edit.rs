@@ -25,17 +25,19 @@ fn with_key(text: &str, file: &str, change: &KeyChange<'_>) -> Result<String, Se
     let KeyChange { section, key, value } = change;
     let wrong = |message: String, hint: &str| SettingError { place: file.into(), message, hint: hint.into() };
     let table = DeTable::parse(text)
-        .map_err(|error| wrong(format!("is no TOML: {}", error.message()), "mend the file by hand"))?;
+        .map_err(|error| wrong(format!("is not valid TOML: {}", error.message()), "fix the file"))?;
     let inner = table.get_ref().get(*section).map(|found| found.get_ref());
     let written = match inner {
         Some(DeValue::Table(inner)) => inner.iter().find(|(name, _)| name.get_ref() == *key),
-        Some(_) => return Err(wrong(format!("`{section}` is no section"), "write `[section]` on a line of its own")),
+        Some(_) => {
+            return Err(wrong(format!("`{section}` is not a section"), "write `[section]` on a line of its own"));
+        }
         None => None,
     };
     if let Some((_, old)) = written {
         if matches!(old.get_ref(), DeValue::Table(_)) && !text[old.span().start..].starts_with('{') {
-            let message = format!("`{section}.{key}` is a section of its own");
-            return Err(wrong(message, "take it out by hand, or write it on one line, in braces"));
+            let message = format!("`{section}.{key}` is a separate section");
+            return Err(wrong(message, "remove it, or write it on one line, in braces"));
         }
     }
     match (written, value) {
@@ -47,7 +49,7 @@ fn with_key(text: &str, file: &str, change: &KeyChange<'_>) -> Result<String, Se
         (Some((name, old)), None) => {
             let (start, end) = (name.span().start, old.span().end);
             remove_line(text, start, end)
-                .ok_or_else(|| wrong(format!("`{section}.{key}` is not on a line of its own"), "take it out by hand"))
+                .ok_or_else(|| wrong(format!("`{section}.{key}` is not on a line of its own"), "remove it"))
         }
         (None, Some(value)) => match (header_end(text, section), inner) {
             (Some(at), _) => Ok(format!("{}{key} = {value}\n{}", &text[..at], &text[at..])),
@@ -58,7 +60,7 @@ fn with_key(text: &str, file: &str, change: &KeyChange<'_>) -> Result<String, Se
             }
             (None, Some(_)) => {
                 let message = format!("`{section}` has no `[{section}]` line after which `{key}` could be written");
-                Err(wrong(message, "write it as a section of its own"))
+                Err(wrong(message, "write it as a separate section"))
             }
         },
     }
@@ -118,10 +120,10 @@ mod tests {
         assert!(changed(inline, "parallel", "pipeline", Some("4")).unwrap_err().contains("no `[parallel]` line"));
         assert!(changed(inline, "parallel", "zero", None).unwrap_err().contains("not on a line of its own"));
         let section = "[memory]\nlimit = 3\n[memory.layers]\n\"h.3\" = \"blocks\"\n";
-        assert!(changed(section, "memory", "layers", None).unwrap_err().contains("is a section of its own"));
+        assert!(changed(section, "memory", "layers", None).unwrap_err().contains("is a separate section"));
         let line = "[memory]\nlayers = { \"h.3\" = \"blocks\" }\n";
         assert_eq!(changed(line, "memory", "layers", None).unwrap(), "[memory]\n");
-        assert!(changed("a = [", "data", "grains", None).unwrap_err().contains("is no TOML"));
-        assert!(changed("data = 3\n", "data", "grains", Some("4")).unwrap_err().contains("no section"));
+        assert!(changed("a = [", "data", "grains", None).unwrap_err().contains("is not valid TOML"));
+        assert!(changed("data = 3\n", "data", "grains", Some("4")).unwrap_err().contains("is not a section"));
     }
 }

@@ -177,7 +177,7 @@ fn syntax_error(error: &toml::de::Error, text: &str, places: &Places) -> Setting
     let line = text.lines().nth(places.line_starts.partition_point(|start| *start <= offset).saturating_sub(1));
     let line: String = line.unwrap_or_default().trim().chars().take(QUOTED_CHARACTERS_MAX).collect();
     let rules = "a line is `[section]` or `key = value`, text is in quotes, and a key appears once in its section";
-    let hint = if line.is_empty() { rules.into() } else { format!("look at `{line}`: {rules}") };
+    let hint = if line.is_empty() { rules.into() } else { format!("check `{line}`: {rules}") };
     SettingError { place: places.at(offset), message: error.message().into(), hint }
 }
 
@@ -348,12 +348,12 @@ zero = 0
             shown("[job]\nname = digits\n"),
             format!(
                 "job.toml:2: string values must be quoted, expected literal string\n  hint: \
-                 look at `name = digits`: {rules}"
+                 check `name = digits`: {rules}"
             )
         );
         assert_eq!(
             shown("[job]\nseed = 1\nseed = 2\n"),
-            format!("job.toml:3: duplicate key\n  hint: look at `seed = 2`: {rules}")
+            format!("job.toml:3: duplicate key\n  hint: check `seed = 2`: {rules}")
         );
         assert_eq!(
             shown("[job]\nday = 2024-01-01"),

@@ -146,7 +146,7 @@ fn check(gpu: &Gpu, call: &'static str, code: c_int) -> Result<(), CudaError> {
         4000..5000 => "an error of its own",
         _ => "failed",
     };
-    let hint = "if it happens again, look at `nvidia-smi`, and report it with `kolo devices`";
+    let hint = "if it happens again, check `nvidia-smi`, and report it with the output of `kolo devices`";
     Err(CudaError::Call { call, device: gpu.info.name.clone(), code, text: text.into(), hint })
 }
 
@@ -217,7 +217,7 @@ impl Convolutions {
         [image, weight, grid, workspace]: [DevicePointer; 4],
     ) -> Result<ConvolutionCall, CudaError> {
         let algorithm = self.algorithm(gpu, kind, tf32)?;
-        let algorithm = algorithm.ok_or_else(|| CudaError::Other(format!("cuDNN knows no algorithm for {kind:?}")))?;
+        let algorithm = algorithm.ok_or_else(|| CudaError::Other(format!("cuDNN has no algorithm for {kind:?}")))?;
         let described = self.open(gpu)?.describe(gpu, kind, tf32)?;
         let (pass, workspace_bytes) = (kind.pass, kind.workspace_bytes());
         Ok(ConvolutionCall { pass, described, algorithm, image, weight, grid, workspace, workspace_bytes })

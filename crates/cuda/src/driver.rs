@@ -126,17 +126,21 @@ const NO_DEVICE: c_int = 100;
 const HINTS: &[(&[c_int], &str)] = &[
     (&[2], "another process may use the GPU (`nvidia-smi`); else see `[memory]` in the guide"),
     (&[34], "the library found is the toolkit's stub: take its folder out of LD_LIBRARY_PATH"),
-    (&[46], "another process has the GPU for itself, or it is set to exclusive use: look at `nvidia-smi`"),
+    (&[46], "another process uses the GPU exclusively: check `nvidia-smi`"),
     (
         &[4, 62, 63, 214, 221, 224, 226, 719, 720, 910],
-        "the GPU failed or was lost: look at `nvidia-smi` and `dmesg` (Xid), restart the machine if it does not come back, and go \
-         on from the last checkpoint with `--resume`",
+        "the GPU failed or was lost: check `nvidia-smi` and `dmesg` (Xid), restart the machine if it does not come back, and \
+         continue from the last checkpoint with `--resume`",
     ),
-    (&[700, 715, 716, 717, 718], "a kernel went wrong: report it with `kolo devices`; a checkpoint lets the run go on"),
+    (
+        &[700, 715, 716, 717, 718],
+        "a kernel failed: report it with the output of `kolo devices`; continue from a checkpoint with `--resume`",
+    ),
     (&[802], "the system is not ready: on machines with NVSwitch, start nvidia-fabricmanager"),
     (&[803, 804], "the driver's library and its kernel module are of different versions: restart after the update"),
 ];
-const OTHER_HINT: &str = "if it happens again, look at `nvidia-smi` and `dmesg`; a checkpoint lets the run go on";
+const OTHER_HINT: &str =
+    "if it happens again, check `nvidia-smi` and `dmesg`; continue from a checkpoint with `--resume`";
 
 impl Driver {
     /// The driver, initialised. The first answer stays: a driver does not come while the program runs.

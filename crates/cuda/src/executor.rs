@@ -16,8 +16,8 @@ use crate::stream_weights::stream_weights;
 use kolo_exec::executor::CompileError;
 use kolo_exec::schedule::Schedule;
 use kolo_exec::{
-    Device, DeviceLinks, Executor, FoundLinks, LinkWish, Memory, Monitor, Offload, Options, Program, SessionBytes,
-    Store,
+    Device, DeviceLinks, Executor, FoundLinks, LinkPreference, Memory, Monitor, Offload, Options, Program,
+    SessionBytes, Store,
 };
 use kolo_graph::collective::Movement;
 use kolo_graph::cuda::{CudaCalls, CudaTarget, SCRATCH_ALIGNMENT};
@@ -38,7 +38,7 @@ pub struct Cuda {
     /// What is kept in the memory of the host.
     pub offload: Offload,
     /// Whether it exchanges with other GPUs directly.
-    pub links: LinkWish,
+    pub links: LinkPreference,
 }
 
 impl Cuda {
@@ -117,14 +117,14 @@ impl Executor for Cuda {
         Some(Arc::new(Self { tf32: true, ..*self }))
     }
 
-    fn links(&self) -> Option<(LinkWish, FoundLinks)> {
+    fn links(&self) -> Option<(LinkPreference, FoundLinks)> {
         let links = || Ok(NcclLinks::new(&Gpu::open(self.index)?, Nccl::get()?));
         let found =
-            (self.links != LinkWish::Never).then(|| links().map(|links| Arc::new(links) as Arc<dyn DeviceLinks>));
+            (self.links != LinkPreference::Never).then(|| links().map(|links| Arc::new(links) as Arc<dyn DeviceLinks>));
         found.map(|found| (self.links, found.map_err(|error: CudaError| error.into())))
     }
 
-    fn with_links(&self, links: LinkWish) -> Option<Arc<dyn Executor>> {
+    fn with_links(&self, links: LinkPreference) -> Option<Arc<dyn Executor>> {
         Some(Arc::new(Self { links, ..*self }))
     }
 

@@ -139,14 +139,14 @@ mod tests {
         files: &["libkolo_nothing.so.9"],
         wheels: &[],
         needed_for: "a test",
-        hint: "there is nothing to get",
+        hint: "install libnothing",
     };
 
     #[test]
     fn what_is_missing_is_named() {
         let error = Library::open(NAME).unwrap_err().to_string();
         assert!(error.contains("libnothing") && error.contains("libkolo_nothing.so.9"), "{error}");
-        assert!(error.contains("a test") && error.contains("hint: there is nothing to get"), "{error}");
+        assert!(error.contains("a test") && error.contains("hint: install libnothing"), "{error}");
         let c = Library::open(LibraryName { files: &["libc.so.6"], title: "the C library", ..NAME }).unwrap();
         assert!(c.symbol("malloc").is_ok());
         let error = c.symbol("kolo_nothing").unwrap_err().to_string();

@@ -36,7 +36,7 @@ pub(crate) fn check(gpu: &Gpu, program: &Program, stored: usize) -> Result<(), C
     }
     text.push_str("\n  hint: more `data.grains` make each grain's activations smaller; `[memory] recompute` keeps fewer of them; ");
     text.push_str(&offload_hint(program));
-    text.push_str("`nvidia-smi` shows who else uses the GPU");
+    text.push_str("`nvidia-smi` shows what else uses the GPU");
     Err(CudaError::Memory(text))
 }
 

@@ -69,7 +69,7 @@ impl StoreMirror {
         let mirror = mirrored.get_or_make(|| Ok::<_, CudaError>(Arc::new(Self::new(gpu, store))))?;
         let own = (mirror as Arc<dyn Any + Send + Sync>).downcast::<Self>().ok();
         let own = own.filter(|own| Arc::ptr_eq(&own.gpu, gpu));
-        let elsewhere = || CudaError::Other("the weights are on another device already\n  hint: use one device".into());
+        let elsewhere = || CudaError::Other("the weights are already on another device\n  hint: use one device".into());
         let own = own.ok_or_else(elsewhere)?;
         if own.missing(held) > 0 {
             // What comes to the device is copied from the host, which so has to be up to date.

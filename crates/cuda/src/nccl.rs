@@ -98,13 +98,13 @@ pub(crate) fn data_type(dtype: DType) -> c_int {
 /// What to do about results that are not kolo's mistakes.
 fn hint(code: c_int) -> &'static str {
     match code {
-        1 => "a GPU failed: look at `nvidia-smi` and `dmesg` (Xid)",
+        1 => "a GPU failed: check `nvidia-smi` and `dmesg` (Xid)",
         2 => {
-            "the system or the network refused: NCCL_DEBUG=INFO tells more, and NCCL_SOCKET_IFNAME names the interface to use"
+            "the system or the network refused: NCCL_DEBUG=INFO logs more, and NCCL_SOCKET_IFNAME names the interface to use"
         }
         6 => "another rank ended or the network failed: its log says why",
         _ => {
-            "NCCL_DEBUG=INFO tells more; `--transport auto` without NCCL, or `--transport tcp`, goes through the host's memory"
+            "NCCL_DEBUG=INFO logs more; `--transport auto` without NCCL, or `--transport tcp`, goes through the host's memory"
         }
     }
 }
@@ -130,8 +130,7 @@ impl Nccl {
         };
         let found = nccl.version_code()?;
         if found < VERSION_MIN {
-            let text =
-                format!("NCCL is of version {}, and kolo needs 2.14\n  hint: {}", version_text(found), NCCL.hint);
+            let text = format!("this is NCCL {}, but kolo needs 2.14\n  hint: {}", version_text(found), NCCL.hint);
             return Err(CudaError::Other(text));
         }
         Ok(nccl)

@@ -114,7 +114,7 @@ fn named(name: &str, error: ExchangeError) -> ExchangeError {
 
 /// Why nothing more can be exchanged.
 fn given_up() -> ExchangeError {
-    "the exchange between GPUs was broken off".into()
+    "the exchange between GPUs was aborted".into()
 }
 
 impl NcclGroup {

@@ -142,8 +142,8 @@ impl Drawing<'_> {
     fn reduce(&self, parts: &[Part], to: DevicePointer) -> Vec<Step> {
         let GroupPlace { rank, size } = self.place;
         let most = parts.iter().map(|part| part.1).max().unwrap_or(0);
-        let room = self.scratch_bytes_max / (size * self.bytes()) / SLOT_ELEMENTS * SLOT_ELEMENTS;
-        let segment = most.next_multiple_of(SLOT_ELEMENTS).min(room.max(SLOT_ELEMENTS));
+        let capacity = self.scratch_bytes_max / (size * self.bytes()) / SLOT_ELEMENTS * SLOT_ELEMENTS;
+        let segment = most.next_multiple_of(SLOT_ELEMENTS).min(capacity.max(SLOT_ELEMENTS));
         let input = self.exchange.input as DevicePointer;
         let others = || (0..size).filter(|other| *other != rank);
         let mut steps = Vec::new();

@@ -12,7 +12,7 @@ use kolo_comm::combine::combine_tree;
 use kolo_comm::{Communicator, ElementType, Fault, Reduction, Watch, thread};
 use kolo_exec::{
     Collectives, DeviceGroup, DeviceLinks, Exchange, ExchangeError, ExchangeKind, Executor, FoundLinks, GroupPlace,
-    LinkWish, Offload, Options, Program, Session, Store,
+    LinkPreference, Offload, Options, Program, Session, Store,
 };
 use kolo_graph::collective::{AllReduce, Receive, Send};
 use kolo_graph::{Builder, DType, Graph, Type};
@@ -237,21 +237,21 @@ fn faked(gpu: &Arc<Gpu>, offload: Offload) -> Arc<dyn Executor> {
     Arc::new(Faked(Cuda { offload, ..Cuda::default() }, Arc::clone(gpu)))
 }
 
-fn lane(world: &Arc<Communicator>, gpu: &Arc<Gpu>, wish: LinkWish) -> Result<Arc<dyn Collectives>, Fault> {
+fn lane(world: &Arc<Communicator>, gpu: &Arc<Gpu>, preference: LinkPreference) -> Result<Arc<dyn Collectives>, Fault> {
     let mesh = Mesh::data(world.size(), world.rank()).unwrap();
     let found: FoundLinks = Ok(Arc::new(links(gpu)));
-    device_lane::lane(&mesh, world, (wish != LinkWish::Never).then_some((wish, found)))
+    device_lane::lane(&mesh, world, (preference != LinkPreference::Never).then_some((preference, found)))
 }
 
 /// Five steps of a rank's share of eight grains.
-fn train(world: &Arc<Communicator>, gpu: &Arc<Gpu>, wish: LinkWish) -> (Vec<Vec<f32>>, Vec<Vec<u8>>) {
+fn train(world: &Arc<Communicator>, gpu: &Arc<Gpu>, preference: LinkPreference) -> (Vec<Vec<f32>>, Vec<Vec<u8>>) {
     let ranks = world.size();
     let options = Options { threads: 1, lanes: 1, grains: 8 / ranks, slots: 1, ways: 1 };
     let graph = sum_over_ranks(&graph(), 1000);
     let mut store = Store::new(&graph, 3);
     let program = Program::new(&faked(gpu, Offload::Optimizer), graph, options);
-    let mut session = Session::compile(program, &store, Some(lane(world, gpu, wish).unwrap())).unwrap();
-    assert_eq!(session.device_transport(), (wish != LinkWish::Never).then_some("nccl"));
+    let mut session = Session::compile(program, &store, Some(lane(world, gpu, preference).unwrap())).unwrap();
+    assert_eq!(session.device_transport(), (preference != LinkPreference::Never).then_some("nccl"));
     for number in 1..=5 {
         step_of(&mut session, &mut store, number, world.rank() * options.grains);
     }
@@ -267,9 +267,10 @@ fn any_number_of_gpus_gives_the_bits_of_one() {
     (1..=5).for_each(|number| step_of(&mut session, &mut store, number, 0));
     let wanted = (states(&store), halves(&session));
     for ranks in [1, 2, 4, 8] {
-        for wish in [LinkWish::Always, LinkWish::Auto, LinkWish::Never] {
-            for (rank, found) in on_ranks(ranks, true, |world, gpu| train(&world, &gpu, wish)).iter().enumerate() {
-                assert_eq!(*found, wanted, "rank {rank} of {ranks}, {wish:?}");
+        for preference in [LinkPreference::Always, LinkPreference::Auto, LinkPreference::Never] {
+            for (rank, found) in on_ranks(ranks, true, |world, gpu| train(&world, &gpu, preference)).iter().enumerate()
+            {
+                assert_eq!(*found, wanted, "rank {rank} of {ranks}, {preference:?}");
             }
         }
     }
@@ -306,7 +307,7 @@ fn tensors_travel_as_on_the_cpu() {
             let (graph, rank) = (tensors(ranks), world.rank());
             let mut store = Store::new(&graph, 1);
             let program = Program::new(&faked(&gpu, Offload::None), graph.clone(), Options::single(1));
-            let lane = lane(&world, &gpu, LinkWish::Always).unwrap();
+            let lane = lane(&world, &gpu, LinkPreference::Always).unwrap();
             let mut own = Session::compile(program, &store, Some(lane)).unwrap();
             assert_eq!(own.device_transport(), Some("nccl"));
             let found = outputs(&mut own, &mut store, rank);
@@ -343,7 +344,7 @@ fn messages_go_from_gpu_to_gpu() {
         let graph = builder.finish().unwrap();
         let mut store = Store::new(&graph, 1);
         let program = Program::new(&faked(&gpu, Offload::None), graph, Options::single(1));
-        let lane = lane(&world, &gpu, LinkWish::Always).unwrap();
+        let lane = lane(&world, &gpu, LinkPreference::Always).unwrap();
         let mut session = Session::compile(program, &store, Some(lane)).unwrap();
         let values = |rank: usize| (0..15).map(|at| value(rank, at)).collect::<Vec<f32>>();
         let feed = |_: usize, feed: &mut kolo_exec::Feed<'_>| feed.set("x", &values(world.rank())).unwrap();
@@ -356,8 +357,8 @@ fn messages_go_from_gpu_to_gpu() {
 fn two_ranks_on_one_gpu_go_through_the_host_or_are_told() {
     let outcomes = on_ranks(2, true, |world, _| {
         let gpu = fake::gpu_of(0, 2);
-        let refused = lane(&world, &gpu, LinkWish::Always).unwrap_err().to_string();
-        (refused, lane(&world, &gpu, LinkWish::Auto).unwrap().device_transport())
+        let refused = lane(&world, &gpu, LinkPreference::Always).unwrap_err().to_string();
+        (refused, lane(&world, &gpu, LinkPreference::Auto).unwrap().device_transport())
     });
     for (refused, transport) in outcomes {
         assert!(refused.starts_with("--transport nccl: rank 0 and rank 1 are on the same GPU"), "{refused}");
@@ -373,11 +374,12 @@ fn a_missing_library_is_told_to_all() {
         let found = || -> FoundLinks {
             match world.rank() {
                 0 => Ok(Arc::new(links(&gpu))),
-                _ => Err("NCCL (libnccl) is needed for this, and cannot be loaded".into()),
+                _ => Err("NCCL (libnccl) is needed for this, but cannot be loaded".into()),
             }
         };
-        let refused = device_lane::lane(&mesh, &world, Some((LinkWish::Always, found()))).unwrap_err().to_string();
-        let auto = device_lane::lane(&mesh, &world, Some((LinkWish::Auto, found()))).unwrap();
+        let refused =
+            device_lane::lane(&mesh, &world, Some((LinkPreference::Always, found()))).unwrap_err().to_string();
+        let auto = device_lane::lane(&mesh, &world, Some((LinkPreference::Auto, found()))).unwrap();
         let none = device_lane::lane(&mesh, &world, None).unwrap();
         (refused, auto.device_transport(), none.device_transport())
     });
@@ -397,7 +399,7 @@ fn ranks_that_disagree_are_told_before_anything_moves() {
         let graph = builder.finish().unwrap();
         let store = Store::new(&graph, 1);
         let program = Program::new(&faked(&gpu, Offload::None), graph, Options::single(1));
-        let lane = lane(&world, &gpu, LinkWish::Always).unwrap();
+        let lane = lane(&world, &gpu, LinkPreference::Always).unwrap();
         Session::compile(program, &store, Some(lane)).unwrap_err().to_string()
     });
     for message in &messages {
@@ -416,7 +418,7 @@ fn a_lost_rank_ends_the_wait_and_is_named() {
         let graph = sum_over_ranks(&graph(), 1000);
         let mut store = Store::new(&graph, 3);
         let program = Program::new(&faked(&gpu, Offload::Optimizer), graph, Options::single(1));
-        let lane = lane(&world, &gpu, LinkWish::Always).unwrap();
+        let lane = lane(&world, &gpu, LinkPreference::Always).unwrap();
         let mut session = Session::compile(program, &store, Some(lane)).unwrap();
         if world.rank() == 1 {
             return Ok(());

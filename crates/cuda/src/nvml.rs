@@ -12,7 +12,7 @@ pub(crate) const NVML: LibraryName = LibraryName {
     files: &["libnvidia-ml.so.1"],
     wheels: &[],
     needed_for: "utilisation, power and temperature of GPUs",
-    hint: "it comes with NVIDIA's driver; training does without it",
+    hint: "it comes with NVIDIA's driver; training does not need it",
 };
 
 /// `nvmlUtilization_t`.

@@ -149,7 +149,7 @@ fn check(gpu: &Gpu, call: &'static str, code: c_int) -> Result<(), CudaError> {
         15 => "not supported",
         _ => "failed",
     };
-    let hint = "if it happens again, look at `nvidia-smi`, and report it with `kolo devices`";
+    let hint = "if it happens again, check `nvidia-smi`, and report it with the output of `kolo devices`";
     Err(CudaError::Call { call, device: gpu.info.name.clone(), code, text: text.into(), hint })
 }
 
@@ -395,8 +395,7 @@ impl Open {
         check(gpu, "cublasLtMatmulAlgoGetHeuristic", code)?;
         let choices = &choices[..(found.max(0) as usize).min(CANDIDATES_MAX)];
         let first = choices.first();
-        let first =
-            first.ok_or_else(|| CudaError::Other(format!("cuBLASLt knows no algorithm for {product:?}")))?.state;
+        let first = first.ok_or_else(|| CudaError::Other(format!("cuBLASLt has no algorithm for {product:?}")))?.state;
         check(gpu, "cublasLtMatmulAlgoGetHeuristic", first)?;
         Ok(choices.iter().filter(|choice| choice.state == 0).map(|choice| choice.algorithm).collect())
     }

@@ -49,7 +49,7 @@ impl Array {
         element: Element,
         shape: Vec<usize>,
     ) -> Result<Self, ReadError> {
-        let (start, room) = range;
+        let (start, available) = range;
         let damaged = |message: String| contents.damaged(start, format!("array \"{name}\" {message}"));
         let (Some(samples), inner) = (shape.first(), shape.iter().skip(1)) else {
             return Err(damaged("has no dims, so it holds no samples".into()));
@@ -60,11 +60,11 @@ impl Array {
         })?;
         let all = row_bytes.checked_mul(*samples as u64);
         match all {
-            Some(bytes) if bytes <= room => contents.check(start, bytes)?,
+            Some(bytes) if bytes <= available => contents.check(start, bytes)?,
             _ => {
                 let needed = all.map_or("more than can be counted".into(), |bytes| bytes.to_string());
                 return Err(damaged(format!(
-                    "has the shape {shape:?}, which needs {needed} bytes, and {room} are there"
+                    "has the shape {shape:?}, which needs {needed} bytes, but the file has {available}"
                 )));
             }
         }
@@ -131,7 +131,7 @@ impl Array {
         match out.iter().position(|value| !(0..classes as i64).contains(value)) {
             None => Ok(()),
             Some(element) => {
-                let message = format!("array \"{}\" has {}, and there are {classes} classes", self.name, out[element]);
+                let message = format!("array \"{}\" has {}, but there are {classes} classes", self.name, out[element]);
                 Err(self.file.contents().damaged(offset(element), message))
             }
         }
@@ -266,7 +266,7 @@ fn same_array(wanted: &Array, at: usize, arrays: &[Array]) -> Result<(), ReadErr
         let (name, shape) = (&wanted.name, &wanted.shape[1..]);
         let first = wanted.path().display();
         let message =
-            format!("it has no array like \"{name}\" of {first}, whose samples are {} {shape:?}", wanted.element);
+            format!("it has no array \"{name}\" with samples of {} {shape:?}, as {first} has", wanted.element);
         let path = arrays.first().map_or(wanted.path(), Array::path);
         ReadError::new(message, "give files with the same arrays").in_file(path)
     })

@@ -61,7 +61,7 @@ impl Cache {
                 let directory = if directory.is_empty() { std::env::temp_dir() } else { directory.into() };
                 let file = tempfile::tempfile_in(&directory).map_err(|error| {
                     let message = format!("cannot be made in {}: {error}", directory.display());
-                    settings.wrong("cache", message, "name a directory with room: `cache_dir = \"/scratch\"`")
+                    settings.wrong("cache", message, "name a directory with enough space: `cache_dir = \"/scratch\"`")
                 })?;
                 Ok(Some(Self::new(Some(Disk { file, directory }), bytes_max(DISK_BYTES))))
             }

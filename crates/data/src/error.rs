@@ -29,9 +29,9 @@ impl ReadError {
     /// The system refused to read this file.
     pub fn io(file: &Path, error: &io::Error) -> Self {
         let hint = match error.kind() {
-            io::ErrorKind::UnexpectedEof => "the file ends too early; copy it again",
-            io::ErrorKind::NotFound => "the file was there when the job began; put it back",
-            _ => "look at the file, and at the disk or network that it is on",
+            io::ErrorKind::UnexpectedEof => "the file is truncated; copy it again",
+            io::ErrorKind::NotFound => "the file existed when the job started; put it back",
+            _ => "check the file, and the disk or network that it is on",
         };
         Self::new(error.to_string(), hint).in_file(file)
     }

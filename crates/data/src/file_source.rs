@@ -133,7 +133,8 @@ impl FileSource {
                 return Ok(());
             }
         }
-        let message = format!("{}; nor can {REPLACEMENTS_MAX} others that were tried in its place", error.message);
+        let message =
+            format!("{}; {REPLACEMENTS_MAX} replacements that were tried cannot be read either", error.message);
         Err(ReadError { message, ..error })
     }
 

@@ -119,8 +119,8 @@ impl DataFile {
         match Self::at(&self.path)? == *self {
             true => Ok(Contents { path: self.path.clone().into(), file: Arc::new(file), bytes: self.bytes }),
             false => {
-                let hint = "leave data alone while a job reads them, and start it again";
-                Err(ReadError::new("it has changed since the job began", hint).in_file(&self.path))
+                let hint = "do not change data while a job reads them; start the job again";
+                Err(ReadError::new("it has changed since the job started", hint).in_file(&self.path))
             }
         }
     }
@@ -129,10 +129,10 @@ impl DataFile {
 fn not_opened(path: &Path, error: &io::Error) -> ReadError {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "check the path; a relative one starts where kolo was started",
-        io::ErrorKind::PermissionDenied => "give this user the right to read it",
-        _ => "look at the file, and at the disk or network that it is on",
+        io::ErrorKind::PermissionDenied => "give this user read permission",
+        _ => "check the file, and the disk or network that it is on",
     };
-    ReadError::new(format!("cannot open it: {error}"), hint).in_file(path)
+    ReadError::new(format!("cannot be opened: {error}"), hint).in_file(path)
 }
 
 /// The contents of a file with random access. Clones share the file.
@@ -271,7 +271,7 @@ fn matches(
         }
     }
     if files.len() == before {
-        let what = if is_pattern { "which matches no file" } else { "and there is no such file" };
+        let what = if is_pattern { "which matches no file" } else { "but there is no such file" };
         let hint = "check the path; a relative one starts where kolo was started";
         return Err(wrong(format!("is \"{pattern}\", {what}"), hint).into());
     }

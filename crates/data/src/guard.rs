@@ -37,7 +37,7 @@ pub(crate) fn guarded<T>(file: &Path, decode: impl FnOnce() -> Result<T, ReadErr
     let result = catch_unwind(AssertUnwindSafe(decode));
     GUARDED.set(outer);
     result.unwrap_or_else(|panic| {
-        let message = format!("its contents make no sense to the decoder ({})", text(&*panic));
+        let message = format!("the decoder cannot make sense of its contents ({})", text(&*panic));
         Err(ReadError::new(message, "the file is damaged or cut short; copy or make it again").in_file(file))
     })
 }
@@ -51,7 +51,7 @@ mod tests {
         let empty: Vec<u8> = Vec::new();
         let error = guarded(Path::new("a.parquet"), || Ok(empty[3])).unwrap_err();
         assert!(
-            error.to_string().contains("a.parquet: its contents make no sense to the decoder (index out of bounds")
+            error.to_string().contains("a.parquet: the decoder cannot make sense of its contents (index out of bounds")
         );
         assert_eq!(guarded(Path::new("a.parquet"), || Ok(5)), Ok(5));
         assert!(!GUARDED.get());

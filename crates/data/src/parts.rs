@@ -31,7 +31,7 @@ impl<T> Parts<T> {
         match self.parts.get(part) {
             Some(found) => Ok((found, at - if part == 0 { 0 } else { self.ends[part - 1] })),
             None => {
-                let message = format!("record {at} was asked for, and there are {}", self.len());
+                let message = format!("record {at} was requested, but there are {}", self.len());
                 Err(ReadError::new(message, "ask for a smaller number"))
             }
         }

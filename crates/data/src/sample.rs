@@ -103,7 +103,7 @@ impl Value {
     pub fn write(&self, out: Column<'_>) -> Result<(), String> {
         let fits = |held: usize, wanted: usize| match held == wanted {
             true => Ok(()),
-            false => Err(format!("it has {held} values, where {wanted} are expected")),
+            false => Err(format!("it has {held} values, but {wanted} are expected")),
         };
         match (self.held, out) {
             (Held::Pixels, Column::F32(out)) => {
@@ -118,7 +118,7 @@ impl Value {
                 fits(self.indices.len(), out.len())?;
                 out.copy_from_slice(&self.indices);
             }
-            (held, _) => return Err(format!("it is {held:?}, which its field is not")),
+            (held, _) => return Err(format!("it is {held:?}, which does not match its field")),
         }
         Ok(())
     }
@@ -195,7 +195,7 @@ mod tests {
         let mut planes = [0.0; 4];
         pair.write(Column::F32(&mut planes)).unwrap();
         assert_eq!(planes, [0.0, 1.0, 0.2, 0.4]);
-        assert!(value.write(Column::F32(&mut [0.0; 5])).unwrap_err().contains("6 values, where 5"));
+        assert!(value.write(Column::F32(&mut [0.0; 5])).unwrap_err().contains("6 values, but 5"));
         assert!(value.write(Column::I32(&mut [0; 6])).is_err());
     }
 }

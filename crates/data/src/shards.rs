@@ -70,7 +70,7 @@ pub(crate) fn expand(
         }
     }
     match all.is_empty() {
-        true => Err(settings.wrong("source", "names no file of this format", "look into the directory").into()),
+        true => Err(settings.wrong("source", "names no file of this format", "check the directory").into()),
         false => Ok(all),
     }
 }

@@ -159,8 +159,8 @@ pub fn open(kinds: &[SourceKind], source: &str, settings: &Settings, seed: u64, 
         (true, Some(wanted)) => (kind.make)(settings, seed, wanted),
         (true, None) => Err(settings.wrong(
             "source",
-            format!("is \"{source}\", which takes its shape from the model, and there is no model"),
-            "name a model in `[model]`, or use a source with a shape of its own, such as builtin:digits",
+            format!("is \"{source}\", which takes its shape from the model, but there is no model"),
+            "name a model in `[model]`, or use a source with a fixed shape, such as builtin:digits",
         )),
     }
 }
@@ -173,8 +173,8 @@ fn unknown(kinds: &[SourceKind], source: &str, settings: &Settings) -> SettingEr
         return settings.wrong("source", format!("is \"{source}\", which is not known"), hint);
     }
     let message = match source.split_once(':') {
-        Some((scheme, _)) => format!("is \"{source}\", and there is no `{scheme}:` source of that name"),
-        None => format!("is \"{source}\", and there is no source of that name"),
+        Some((scheme, _)) => format!("is \"{source}\", but there is no `{scheme}:` source of that name"),
+        None => format!("is \"{source}\", but there is no source of that name"),
     };
     settings.wrong("source", message, list)
 }
@@ -306,7 +306,7 @@ mod tests {
             (
                 "cats/train.csv",
                 format!(
-                    "{place} is \"cats/train.csv\", and there is no such file\n  \
+                    "{place} is \"cats/train.csv\", but there is no such file\n  \
                      hint: check the path; a relative one starts where kolo was started"
                 ),
             ),
@@ -320,7 +320,7 @@ mod tests {
             (
                 "s3://bucket/cats",
                 format!(
-                    "{place} is \"s3://bucket/cats\", and there is no `s3:` source of that name\n  \
+                    "{place} is \"s3://bucket/cats\", but there is no `s3:` source of that name\n  \
                      hint: the sources are {names}"
                 ),
             ),

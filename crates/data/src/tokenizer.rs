@@ -51,7 +51,7 @@ impl Tokenizer {
     pub fn open(path: &Path) -> Result<Self, ReadError> {
         let file = crate::files::DataFile::at(path)?;
         if file.bytes > FILE_BYTES_MAX {
-            let message = format!("it has {} bytes, and a tokenizer at most {FILE_BYTES_MAX}", file.bytes);
+            let message = format!("it has {} bytes; a tokenizer has at most {FILE_BYTES_MAX}", file.bytes);
             return Err(ReadError::new(message, "name a file like tokenizer.json").in_file(path));
         }
         let bytes = std::fs::read(path).map_err(|error| ReadError::io(path, &error))?;
@@ -66,7 +66,7 @@ impl Tokenizer {
     #[cfg(feature = "tokenizers")]
     fn from_json(bytes: &[u8]) -> Result<Self, ReadError> {
         let hint = "name a file that `kolo data tokens train` or the library tokenizers wrote (tokenizer.json)";
-        let wrong = |error: String| ReadError::new(format!("it is no tokenizer: {error}"), hint);
+        let wrong = |error: String| ReadError::new(format!("it is not a tokenizer: {error}"), hint);
         // The library panics on some texts that are no JSON.
         serde_json::from_slice::<serde_json::Value>(bytes).map_err(|error| wrong(error.to_string()))?;
         let library = guarded(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(wrong)?;

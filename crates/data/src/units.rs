@@ -92,7 +92,7 @@ impl Spill {
     fn write(&self, bytes: &[u8]) -> Result<u64, ReadError> {
         let failed = |error: io::Error| {
             let message = format!("cannot keep decoded rows in a temporary file: {error}");
-            let hint = "make room where TMPDIR points, or raise `data.decoded_max` if there is enough memory";
+            let hint = "free space where TMPDIR points, or raise `data.decoded_max` if there is enough memory";
             ReadError::new(message, hint)
         };
         if self.file.get().is_none() {
@@ -109,7 +109,7 @@ impl Spill {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
         let failed = |error: io::Error| {
             let message = format!("cannot read decoded rows back from a temporary file: {error}");
-            ReadError::new(message, "look at the disk that TMPDIR points to")
+            ReadError::new(message, "check the disk that TMPDIR points to")
         };
         let file = self.file.get().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         file.read_exact_at(out, offset).map_err(failed)
@@ -191,7 +191,7 @@ impl Block {
             (Some(start), Some(end)) if start <= end && end <= self.bytes => Ok((start, end)),
             _ => Err(ReadError::new(
                 "the temporary file of decoded rows is damaged",
-                "look at the disk that TMPDIR points to",
+                "check the disk that TMPDIR points to",
             )),
         }
     }
@@ -259,7 +259,7 @@ impl Units {
     pub fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
         let number = self.ends.partition_point(|end| *end <= at);
         let Some(unit) = self.units.get(number) else {
-            let message = format!("record {at} was asked for, and there are {}", self.len());
+            let message = format!("record {at} was requested, but there are {}", self.len());
             return Err(ReadError::new(message, "ask for a smaller number"));
         };
         let row = at - (self.ends[number] - unit.rows);
@@ -315,7 +315,7 @@ impl Units {
         match rows.rows == self.units[number].rows {
             true => Ok((rows.blocks, rows.bytes_in_memory)),
             false => {
-                let message = format!("{} rows are expected, but {} are there", self.units[number].rows, rows.rows);
+                let message = format!("{} rows are expected, but there are {}", self.units[number].rows, rows.rows);
                 let hint = "the file is damaged or cut short; copy or make it again";
                 Err(ReadError::new(message, hint).in_file(self.decoder.path(number)))
             }

@@ -34,7 +34,7 @@ impl Tokens {
         let bytes = contents.bytes().saturating_sub(start);
         let count = bytes / element.bytes();
         if !bytes.is_multiple_of(element.bytes()) {
-            let message = format!("{bytes} bytes are no whole number of {element} tokens");
+            let message = format!("{bytes} bytes are not a whole number of {element} tokens");
             return Err(contents.damaged(start + count * element.bytes(), message));
         }
         Ok(Self { file: ReadAhead::new(contents), start, count, element })
@@ -105,7 +105,7 @@ impl Windows {
         }
         match (parts.len(), most) {
             (0, Some(longest)) => {
-                let message = format!("it has {} tokens, and a sample needs {}", longest.count, shape.context + 1);
+                let message = format!("it has {} tokens, but a sample needs {}", longest.count, shape.context + 1);
                 let path = longest.file.contents().path();
                 Err(ReadError::new(message, "lower `data.context`, or give more text").in_file(path).into())
             }

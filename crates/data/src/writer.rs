@@ -77,7 +77,7 @@ pub fn choose(name: Option<&str>, path: &Path) -> Result<&'static WriterKind, Wr
             let near = nearest(name, WRITERS.iter().map(|kind| kind.name));
             let near = near.map_or(String::new(), |near| format!("did you mean {near}? "));
             WriteError::unfit(
-                format!("there is no way to write `{name}`"),
+                format!("the format `{name}` cannot be written"),
                 format!("{near}What can be written: {}", names()),
             )
         });
@@ -87,8 +87,11 @@ pub fn choose(name: Option<&str>, path: &Path) -> Result<&'static WriterKind, Wr
     found.ok_or_else(|| {
         let endings: Vec<String> =
             WRITERS.iter().flat_map(|kind| kind.extensions).map(|ending| format!(".{ending}")).collect();
-        let message = format!("{}: the ending does not say what to write", path.display());
-        WriteError::unfit(message, format!("end it in one of {}, or say --to, one of {}", endings.join(" "), names()))
+        let message = format!("{}: the file ending does not name a format", path.display());
+        WriteError::unfit(
+            message,
+            format!("use one of the endings {}, or add --to with one of {}", endings.join(" "), names()),
+        )
     })
 }
 

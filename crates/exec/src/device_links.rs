@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Whether devices are to exchange directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LinkWish {
+pub enum LinkPreference {
     /// If all ranks can.
     #[default]
     Auto,

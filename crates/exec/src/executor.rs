@@ -4,7 +4,7 @@
 //! order of calls, the grains and their lanes, sums over grains, exchanges and their waits are in [`Schedule`], which is derived
 //! once, and a [`Session`](crate::Session) drives every device through it.
 
-use crate::device_links::{FoundLinks, LinkWish};
+use crate::device_links::{FoundLinks, LinkPreference};
 use crate::exchange::ExchangeError;
 use crate::exchanges::Rows;
 use crate::memory::Memory;
@@ -68,12 +68,12 @@ pub trait Executor: Debug + Send + Sync {
     }
 
     /// How its device exchanges with those of other ranks directly, if it has memory of its own, and whether it is to.
-    fn links(&self) -> Option<(LinkWish, FoundLinks)> {
+    fn links(&self) -> Option<(LinkPreference, FoundLinks)> {
         None
     }
 
-    /// The same executor with this wish, if it has a choice.
-    fn with_links(&self, _wish: LinkWish) -> Option<Arc<dyn Executor>> {
+    /// The same executor with this preference, if it has a choice.
+    fn with_links(&self, _preference: LinkPreference) -> Option<Arc<dyn Executor>> {
         None
     }
 

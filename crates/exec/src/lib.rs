@@ -23,7 +23,7 @@ pub mod selftest;
 pub mod session;
 pub mod store;
 
-pub use device_links::{DeviceGroup, DeviceLinks, FoundLinks, GroupPlace, LinkWish, Look};
+pub use device_links::{DeviceGroup, DeviceLinks, FoundLinks, GroupPlace, LinkPreference, Look};
 pub use element::{Element, Plain, ValueError, Values, View};
 pub use exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
 pub use exchanges::Rows;

@@ -457,7 +457,7 @@ impl AxisJoin {
     fn check(&self, input: &Type) -> Result<Type, String> {
         let size = size_of(input, self.dim)?;
         if !self.sizes.contains(&size) || self.sizes.len() > RANKS_MAX {
-            return Err(format!("dim {} of {input} is none of the sizes {:?}", self.dim, self.sizes));
+            return Err(format!("dim {} of {input} is not one of the sizes {:?}", self.dim, self.sizes));
         }
         let all = self.sizes.iter().try_fold(0usize, |all, size| all.checked_add(*size));
         Ok(resized(input, self.dim, all.ok_or("the sizes are too large")?))

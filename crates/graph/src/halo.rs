@@ -43,7 +43,7 @@ impl AxisHalo {
             return Err(format!("names bounds {:?} and ranges {:?} for rank {}", self.bounds, self.ranges, self.rank));
         }
         if let Some(rank) = (0..ranks).find(|rank| self.wanted(*rank).is_empty() || self.wanted(*rank).end > whole) {
-            return Err(format!("the places {:?} of rank {rank} are none of 0..{whole}", self.wanted(rank)));
+            return Err(format!("the rows {:?} of rank {rank} lie outside of 0..{whole}", self.wanted(rank)));
         }
         let size = input.shape.get(self.dim).copied().ok_or_else(|| format!("{input} has no dim {}", self.dim))?;
         if size != self.own(self.rank).len() {

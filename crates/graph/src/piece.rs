@@ -30,7 +30,7 @@ impl Op for Piece {
         let [input] = inputs else { return Err(format!("takes one input, but got {}", inputs.len())) };
         let (end, elements) = (self.start.saturating_add(self.len), input.elements());
         if end > elements {
-            return Err(format!("{input} has {elements} elements, and the piece ends at {end}"));
+            return Err(format!("{input} has {elements} elements, but the piece ends at {end}"));
         }
         Ok(vec![Type::new(input.dtype, [self.len])])
     }

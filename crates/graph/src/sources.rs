@@ -164,7 +164,7 @@ macro_rules! source {
                 Ok(vec![$ty])
             }
             fn unsplittable(&self) -> Option<&'static str> {
-                Some("it takes nothing, and where it lies is for whoever feeds or stores it to say")
+                Some("it takes no inputs; its placement is decided by what feeds or stores it")
             }
             fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
                 0

@@ -278,14 +278,14 @@ impl<'a> Cursor<'a> {
             Some(c) if c.is_ascii_digit() || c == '-' => {
                 let token = self.while_matching(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
                 let int = token.parse().map(Attr::Int).ok();
-                int.or(token.parse().map(Attr::Float).ok()).ok_or_else(|| format!("`{token}` is no number"))
+                int.or(token.parse().map(Attr::Float).ok()).ok_or_else(|| format!("`{token}` is not a number"))
             }
             _ => match self.word()? {
                 "true" => Ok(Attr::Bool(true)),
                 "false" => Ok(Attr::Bool(false)),
                 "inf" => Ok(Attr::Float(f64::INFINITY)),
                 "NaN" => Ok(Attr::Float(f64::NAN)),
-                word => DType::parse(word).map(Attr::DType).ok_or_else(|| format!("`{word}` is no value")),
+                word => DType::parse(word).map(Attr::DType).ok_or_else(|| format!("`{word}` is not a value")),
             },
         }
     }

@@ -68,7 +68,7 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
         }
         let op = &graph.maker(*state).op;
         if !op.is::<Param>() && !op.is::<State>() {
-            return Err(format!("%{} is updated, but is no parameter or state", state.0));
+            return Err(format!("%{} is updated, but is neither a parameter nor a state", state.0));
         }
         if graph.ty(*state) != graph.ty(*value) {
             return Err(format!("%{} is updated with a value of another type", state.0));
@@ -89,7 +89,7 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
         if *own == Phase::Grain && node.op.collective().is_some() && node.op.aliases() {
             let op = node.op.signature();
             return Err(format!(
-                "{op} works in place and cannot stand in a grain; sum over the grains first, or use axis_sum"
+                "{op} works in place and cannot be part of a grain; sum over the grains first, or use axis_sum"
             ));
         }
     }

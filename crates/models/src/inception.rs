@@ -20,7 +20,7 @@ struct Inception {
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
     let image = crate::cnn::image(settings, data, [3, 299, 299])?;
     if image[1].min(image[2]) < IMAGE_MIN {
-        let message = format!("is {image:?}, of which Inception V3 leaves nothing");
+        let message = format!("is {image:?}, which is too small for Inception V3");
         return Err(settings.wrong("image", message, format!("use images of at least {IMAGE_MIN} × {IMAGE_MIN}")));
     }
     Ok(Box::new(Inception {

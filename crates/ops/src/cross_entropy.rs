@@ -75,13 +75,13 @@ fn check(logits: &Type, targets: &Type, smoothing: f32) -> Result<(), String> {
         return Err("the logits are a scalar; their last dim must be the classes".into());
     };
     if !logits.dtype.is_float() || targets.dtype != DType::I32 {
-        return Err(format!("wants float logits and i32 targets, but got {logits} and {targets}; cast them"));
+        return Err(format!("expects float logits and i32 targets, but got {logits} and {targets}; cast them"));
     }
     if *rows != targets.shape {
         return Err(format!("logits {logits} have {classes} classes in rows {rows:?}, but targets are {targets}"));
     }
     if *classes == 0 || !(0.0..1.0).contains(&smoothing) {
-        return Err(format!("wants at least one class and 0 ≤ smoothing < 1, but got {classes} and {smoothing}"));
+        return Err(format!("expects at least one class and 0 ≤ smoothing < 1, but got {classes} and {smoothing}"));
     }
     Ok(())
 }

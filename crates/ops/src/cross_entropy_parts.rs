@@ -58,7 +58,7 @@ impl Op for CrossEntropyPart {
         let [logits, targets] = inputs else { return Err("takes two inputs, logits and targets".into()) };
         let rows = logits.shape.split_last().map(|(_, rows)| rows);
         if rows != Some(&targets.shape[..]) || logits.last() == 0 {
-            return Err(format!("wants a target for each row of at least one logit, but got {logits} and {targets}"));
+            return Err(format!("expects a target for each row of at least one logit, but got {logits} and {targets}"));
         }
         let shape: Vec<usize> = [1].iter().chain(&targets.shape[..]).chain(&[NUMBERS]).copied().collect();
         Ok(vec![Type::f32(shape)])
@@ -175,7 +175,9 @@ impl Op for CrossEntropyJoin {
         let wanted: Shape =
             [slices].iter().chain(&targets.shape[..]).chain(&[NUMBERS]).copied().collect::<Vec<_>>().into();
         if numbers.shape != wanted || !(1..=SLICES_MAX).contains(&slices) || !(0.0..1.0).contains(&self.smoothing) {
-            return Err(format!("wants {NUMBERS} numbers of {slices} slices for each of {targets}, but got {numbers}"));
+            return Err(format!(
+                "expects {NUMBERS} numbers of {slices} slices for each of {targets}, but got {numbers}"
+            ));
         }
         if self.sizes.iter().try_fold(0usize, |all, size| all.checked_add(*size)).is_none() {
             return Err("the sizes are too large".into());

@@ -348,7 +348,7 @@ impl Op for Place {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [places, values] = inputs else { return Err("takes two inputs, indices and values".into()) };
         if places.dtype != DType::I32 || !values.dtype.is_float() || places.shape != values.shape {
-            return Err(format!("wants i32 indices and floats of one shape, but got {places} and {values}"));
+            return Err(format!("expects i32 indices and floats of one shape, but got {places} and {values}"));
         }
         if self.dim >= values.rank() {
             return Err(format!("there is no dim {} in {values}", self.dim));

@@ -152,7 +152,7 @@ fn read_types(text: &str, outputs: usize) -> Result<Vec<DType>, String> {
     }
     let read = |name: &str| {
         let float = DType::parse(name).filter(|dtype| dtype.is_float());
-        float.ok_or_else(|| format!("`{name}` is no float type"))
+        float.ok_or_else(|| format!("`{name}` is not a float type"))
     };
     let dtypes: Vec<DType> = text.split(',').map(read).collect::<Result<_, _>>()?;
     match dtypes.len() == outputs {

@@ -67,7 +67,7 @@ impl Op for GroupNorm {
         let mut outputs = norm::infer(&index, inputs, &[Some(0), None, None])?;
         let channels = inputs[0].shape[1];
         if self.groups == 0 || !channels.is_multiple_of(self.groups) {
-            return Err(format!("{channels} channels do not make {} equal groups; take a divisor", self.groups));
+            return Err(format!("{channels} channels do not make {} equal groups; use a divisor", self.groups));
         }
         // The groups are no axis of an input, so the index expression does not know their number.
         outputs[1..].iter_mut().for_each(|statistic| statistic.shape[1] = self.groups);
@@ -200,7 +200,7 @@ impl Op for GroupNormGrad {
         let outputs = norm::infer(&index, inputs, &[Some(0), Some(1), Some(1)])?;
         let (channels, groups) = (inputs[0].shape[1], inputs[2].shape[1]);
         if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(format!("{channels} channels do not make {groups} equal groups; take a divisor"));
+            return Err(format!("{channels} channels do not make {groups} equal groups; use a divisor"));
         }
         Ok(outputs)
     }

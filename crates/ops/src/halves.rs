@@ -119,7 +119,7 @@ pub fn widen(dtype: DType, from: &[u16], to: &mut [f32]) {
     match dtype {
         DType::BF16 => widen_bf16(from, to),
         DType::F16 => widen_f16(from, to),
-        _ => unreachable!("{} is no half", dtype.name()),
+        _ => unreachable!("{} is not a half type", dtype.name()),
     }
 }
 
@@ -128,7 +128,7 @@ pub fn round(dtype: DType, from: &[f32], to: &mut [u16]) {
     match dtype {
         DType::BF16 => round_bf16(from, to),
         DType::F16 => round_f16(from, to),
-        _ => unreachable!("{} is no half", dtype.name()),
+        _ => unreachable!("{} is not a half type", dtype.name()),
     }
 }
 

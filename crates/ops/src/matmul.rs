@@ -357,7 +357,7 @@ impl Cpu for Linear {
         gemm.run_on(cx.team, scratch);
     }
     fn scratch_bytes(&self, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes_of(outputs[0].dtype, bias_room(inputs), threads)
+        gemm::scratch_bytes_of(outputs[0].dtype, bias_scratch_len(inputs), threads)
     }
     fn takes_halves(&self) -> bool {
         true
@@ -365,7 +365,7 @@ impl Cpu for Linear {
 }
 
 /// Floats that [`full_bias`] wants.
-pub(crate) fn bias_room(inputs: &[Type]) -> usize {
+pub(crate) fn bias_scratch_len(inputs: &[Type]) -> usize {
     if is_half(inputs[2].dtype) { inputs[2].elements() } else { 0 }
 }
 
@@ -375,9 +375,9 @@ pub(crate) fn full_bias<'a>(cx: &CpuCx<'a>) -> (&'a [f32], &'a mut [f32]) {
     if !is_half(bias.ty.dtype) {
         return (cx.f32(2), scratch);
     }
-    let (scratch, room) = scratch.split_at_mut(scratch.len() - bias.ty.elements());
-    widen(bias.ty.dtype, cx.u16(2), room);
-    (room, scratch)
+    let (scratch, widened) = scratch.split_at_mut(scratch.len() - bias.ty.elements());
+    widen(bias.ty.dtype, cx.u16(2), widened);
+    (widened, scratch)
 }
 
 impl Cuda for Linear {
@@ -481,7 +481,7 @@ kolo_graph::methods! {
                 "tanh" => self.tanh(),
                 "silu" => self.silu(),
                 other => {
-                    let message = format!("there is no activation `{other}`");
+                    let message = format!("unknown activation `{other}`");
                     self.builder().fail("activate", message, "use relu, gelu, gelu_tanh, sigmoid, tanh, silu or none");
                     self
                 }

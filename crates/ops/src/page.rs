@@ -25,7 +25,7 @@ Every op of a graph, as its declaration says. `crates/ops/src/page.rs` writes th
 ";
 
 /// Of the sources, which have no cases that could say it.
-const NO_CASES: &str = "it takes nothing, and where it lies is for whoever feeds or stores it to say";
+const NO_CASES: &str = "it takes no inputs; its placement is decided by what feeds or stores it";
 
 /// The whole page.
 pub fn markdown() -> String {

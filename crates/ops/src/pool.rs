@@ -45,8 +45,8 @@ impl Window {
                 return Err(format!("padding {padding:?} must be at most half the kernel {kernel:?}"));
             }
             let beyond = if ceil_mode { stride[axis] - 1 } else { 0 };
-            let room = size[axis] + 2 * padding[axis] + beyond;
-            let slack = room.checked_sub(kernel[axis]).ok_or_else(|| {
+            let padded = size[axis] + 2 * padding[axis] + beyond;
+            let slack = padded.checked_sub(kernel[axis]).ok_or_else(|| {
                 format!("a plane of {size:?} with padding {padding:?} is smaller than the kernel {kernel:?}")
             })?;
             out[axis] = slack / stride[axis] + 1;
@@ -54,7 +54,7 @@ impl Window {
                 out[axis] -= 1;
             }
             if out[axis] == 0 {
-                return Err(format!("a plane of {size:?} has room for no window"));
+                return Err(format!("a plane of {size:?} is too small for any window"));
             }
         }
         // A stride or a kernel beyond the padded plane leads nowhere: it only must not ask for a line of that length.
@@ -80,7 +80,7 @@ impl Window {
                 ));
             }
             if first * self.stride[axis] > begin + padding {
-                return Err(format!("the first window of the tile {run:?} begins behind its first place"));
+                return Err(format!("the first window of the tile {run:?} begins after its first row"));
             }
             (self.begin[axis], self.first[axis], self.out[axis]) = (begin, first, count);
         }
@@ -192,7 +192,7 @@ const SIDE_MAX: usize = 1 << 20;
 impl Tile<'_> {
     fn numbers(run: &[usize]) -> Result<[usize; 4], String> {
         let numbers: [usize; 4] =
-            run.try_into().map_err(|_| format!("a tile has no or four numbers along a dim, not {}", run.len()))?;
+            run.try_into().map_err(|_| format!("a tile has zero or four numbers along a dim, not {}", run.len()))?;
         match numbers.iter().find(|number| **number > SIDE_MAX) {
             Some(large) => Err(format!("the numbers of a tile are at most {SIDE_MAX}, not {large}")),
             None => Ok(numbers),

@@ -4,7 +4,7 @@
 //! one op. The bits are those of the product of copies: a sum's order depends on its length alone.
 
 use crate::gemm::{self, Gemm, Lines, Output, Right, Start};
-use crate::matmul::{Linear, MatMul, bias_room, full_bias};
+use crate::matmul::{Linear, MatMul, bias_scratch_len, full_bias};
 use crate::moves::{self, Walk};
 use crate::slice::Slice;
 use kolo_graph::cpu::Buffer;
@@ -173,7 +173,7 @@ impl Cpu for LinearPart {
         gemm.run_on(cx.team, scratch);
     }
     fn scratch_bytes(&self, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes_of(outputs[0].dtype, bias_room(inputs), threads)
+        gemm::scratch_bytes_of(outputs[0].dtype, bias_scratch_len(inputs), threads)
     }
     fn takes_halves(&self) -> bool {
         true

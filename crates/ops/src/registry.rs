@@ -32,7 +32,7 @@ impl Kinds {
         for (at, kind) in kinds.iter().enumerate() {
             let name = kind.name;
             if self.sides.contains_key(name) || kinds[..at].iter().any(|other| other.name == name) {
-                return Err(format!("there is an op `{name}` already; give yours another name"));
+                return Err(format!("an op `{name}` already exists; give yours another name"));
             }
             let allowed = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
             if !name.starts_with(|first: char| first.is_ascii_lowercase()) || !name.chars().all(allowed) {

@@ -62,7 +62,7 @@ fn infer(inputs: &[Type], arity: usize) -> Result<Vec<Type>, String> {
         return Err(format!("works on floats, not on {}; cast it", other.dtype.name()));
     }
     if let Some(other) = inputs.iter().find(|ty| **ty != inputs[0]) {
-        return Err(format!("wants inputs of one type, but got {} and {other}", inputs[0]));
+        return Err(format!("expects inputs of one type, but got {} and {other}", inputs[0]));
     }
     Ok(vec![inputs[0].clone()])
 }

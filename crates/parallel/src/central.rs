@@ -90,7 +90,7 @@ impl Strategy for Central {
         })
     }
     fn needs_updates_in_place(&self) -> Option<Refusal> {
-        let message = "central storage needs every parameter to be updated where it is, and this model reads one later";
+        let message = "central storage needs every parameter to be updated in place, but this model reads one later";
         Some(Refusal::new(message, INSTEAD))
     }
 }
@@ -99,7 +99,7 @@ impl Strategy for Central {
 pub(crate) fn memory_at_first(world: &Communicator, bytes: usize) -> Result<Memory, Fault> {
     let shared = world.allocate_at_first(bytes)?;
     let Some(first) = shared.peer(0, 0) else {
-        let message = format!("needs all workers on one host, but they talk over {}", world.transport());
+        let message = format!("needs all workers on one host, but they communicate over {}", world.transport());
         return Err(Fault::BadCall(message));
     };
     // SAFETY: a zeroed, page-aligned mapping of at least `bytes` bytes that lives as long as its keeper.

@@ -9,7 +9,7 @@ use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
 use crate::{device_lane, zero};
 use kolo_comm::{Communicator, Fault};
-use kolo_exec::{Collectives, ExchangeError, FoundLinks, LinkWish, Memory, Order};
+use kolo_exec::{Collectives, ExchangeError, FoundLinks, LinkPreference, Memory, Order};
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::verify::debug_verify;
@@ -119,7 +119,10 @@ impl Parallel {
         // Rank numbers run fastest along the last axis: those who share every layer are neighbours, on one host if they can be.
         axes.extend(self.axes(workers).into_iter().rev());
         Mesh::new(&axes, rank).ok_or_else(|| {
-            Refusal::new(format!("have no rank {rank}"), format!("ranks count from 0 to {}", workers.saturating_sub(1)))
+            Refusal::new(
+                format!("do not include rank {rank}"),
+                format!("ranks count from 0 to {}", workers.saturating_sub(1)),
+            )
         })
     }
 
@@ -217,13 +220,15 @@ impl Parallel {
         &self,
         mesh: &Mesh,
         world: &Arc<Communicator>,
-        links: Option<(LinkWish, FoundLinks)>,
+        links: Option<(LinkPreference, FoundLinks)>,
     ) -> Result<Arc<dyn Collectives>, Fault> {
         let own = self.strategies().find_map(|one| Some((one.written(), one.lane(mesh, world)?)));
         if let Some((written, own)) = own {
-            if matches!(links, Some((LinkWish::Always, _))) {
+            if matches!(links, Some((LinkPreference::Always, _))) {
                 let hint = "leave --transport out, or change the job";
-                return Err(Fault::BadCall(format!("--transport nccl does not go with `{written}`\n  hint: {hint}")));
+                return Err(Fault::BadCall(format!(
+                    "--transport nccl cannot be combined with `{written}`\n  hint: {hint}"
+                )));
             }
             return own;
         }

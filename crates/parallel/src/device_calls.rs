@@ -149,7 +149,7 @@ pub(crate) fn check(world: &Communicator, all: &[Calls], size_of: impl Fn(&Key) 
     for key in keys {
         let members = members(key, all);
         let disagree = |text: String| {
-            let hint = "all ranks must exchange the same in the same order with the same sizes";
+            let hint = "all ranks must exchange the same tensors in the same order with the same sizes";
             Err(Fault::BadCall(format!("ranks disagree on exchanges along {key}: {text}\n  hint: {hint}")))
         };
         if members.len() != size_of(key) {

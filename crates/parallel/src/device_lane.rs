@@ -12,7 +12,8 @@ use kolo_comm::fault::rank_name;
 use kolo_comm::watch::STALL_HEARTBEATS;
 use kolo_comm::{Communicator, Fault, Reduction, Request, Watch};
 use kolo_exec::{
-    Collectives, DeviceGroup, DeviceLinks, Exchange, ExchangeError, FoundLinks, GroupPlace, LinkWish, Look, Memory,
+    Collectives, DeviceGroup, DeviceLinks, Exchange, ExchangeError, FoundLinks, GroupPlace, LinkPreference, Look,
+    Memory,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,13 +87,13 @@ impl std::fmt::Debug for DeviceLane {
 /// The links of this rank's device, if all ranks have some and are to use them: devices of their own. All ranks call it together.
 pub fn agree(
     world: &Communicator,
-    offer: Option<(LinkWish, FoundLinks)>,
+    offer: Option<(LinkPreference, FoundLinks)>,
 ) -> Result<Option<Arc<dyn DeviceLinks>>, Fault> {
-    let (own, links, wish) = match offer {
-        None => (vec![ABSENT], None, LinkWish::Never),
-        Some((wish, found)) => match found.and_then(|links| Ok((links.identity()?, links))) {
-            Ok((identity, links)) => ([&[PRESENT], &identity[..]].concat(), Some(links), wish),
-            Err(error) => ([&[FAILED], error.to_string().as_bytes()].concat(), None, wish),
+    let (own, links, preference) = match offer {
+        None => (vec![ABSENT], None, LinkPreference::Never),
+        Some((preference, found)) => match found.and_then(|links| Ok((links.identity()?, links))) {
+            Ok((identity, links)) => ([&[PRESENT], &identity[..]].concat(), Some(links), preference),
+            Err(error) => ([&[FAILED], error.to_string().as_bytes()].concat(), None, preference),
         },
     };
     let all = gather(world, &own)?;
@@ -107,7 +108,9 @@ pub fn agree(
         _ => Some(format!("{} does not compute on a GPU\n  hint: use `--device cuda`, or leave --transport out", name(rank))),
     });
     match problem {
-        Some(problem) if wish == LinkWish::Always => Err(Fault::BadCall(format!("--transport nccl: {problem}"))),
+        Some(problem) if preference == LinkPreference::Always => {
+            Err(Fault::BadCall(format!("--transport nccl: {problem}")))
+        }
         Some(_) => Ok(None),
         None => Ok(links),
     }
@@ -118,7 +121,7 @@ pub fn agree(
 pub fn lane(
     mesh: &Mesh,
     world: &Arc<Communicator>,
-    links: Option<(LinkWish, FoundLinks)>,
+    links: Option<(LinkPreference, FoundLinks)>,
 ) -> Result<Arc<dyn Collectives>, Fault> {
     let host = CommLane::on_mesh(Arc::clone(world), mesh.clone());
     Ok(match agree(world, links)? {
@@ -157,7 +160,7 @@ impl Looker {
         match self.watch.is_stalled(times.0) {
             false => Ok(()),
             true => Err(Fault::Aborted(format!(
-                "{} was not done within {} ms, and no rank gets on\n  hint: a rank is stuck; the logs say where each one is",
+                "{} did not finish within {} ms, and no rank makes progress\n  hint: a rank is stuck; the logs say where each one is",
                 self.what,
                 times.0.elapsed().as_millis()
             ))),
@@ -215,7 +218,7 @@ impl DeviceLane {
         }
         let all = gather(&self.world, device_calls::encode(&own).as_bytes())?;
         let unreadable = |rank: usize| {
-            let why = "it tells of its exchanges in another form";
+            let why = "it describes its exchanges in another format";
             Fault::BadCall(format!("{}: {why}\n  hint: run one version of kolo everywhere", rank_name(rank, "")))
         };
         let decode = |(rank, text): (usize, &Vec<u8>)| {
@@ -243,7 +246,7 @@ impl DeviceLane {
             let said = String::from_utf8_lossy(&invitations[members[0]]);
             let own = said.lines().filter_map(|line| line.split_once(' ')).find(|(_, of)| *of == key.encode());
             let bytes = own.and_then(|(bytes, _)| from_hex(bytes));
-            let missing = || format!("{} invites nobody to exchanges along {key}", rank_name(members[0], ""));
+            let missing = || format!("{} sent no invitation to exchanges along {key}", rank_name(members[0], ""));
             let place = members.iter().position(|member| *member == rank).unwrap_or(0);
             let place = GroupPlace { rank: place, size: members.len() };
             let what = format!("the meeting of {} ranks along {key} over {}", place.size, self.links.transport());

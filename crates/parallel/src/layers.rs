@@ -70,7 +70,7 @@ impl Layers {
             }
             line.finish()?;
             if ranks == [None; 2] {
-                let message = "says nothing of the layers it names";
+                let message = "sets nothing for the layers it names";
                 return Err(table.wrong(
                     pattern,
                     message,
@@ -232,6 +232,6 @@ mod tests {
         let four = table(&[("features.*", &[("spatial", 4)])]).unwrap();
         assert!(four.check_ranks(Way::Spatial, 2).unwrap_err().hint.contains("write 2, or 1"));
         assert!(table(&[("features.*", &[("pipeline", 2)])]).unwrap_err().contains("spatial, tensor"));
-        assert!(table(&[("features.*", &[])]).unwrap_err().contains("says nothing"));
+        assert!(table(&[("features.*", &[])]).unwrap_err().contains("sets nothing"));
     }
 }

@@ -163,7 +163,7 @@ impl Collectives for NarrowLane {
     fn prepare(&self, exchanges: Vec<Exchange>, _lanes: usize) -> Result<usize, ExchangeError> {
         if let Some(other) = exchanges.iter().find(|exchange| exchange.axis != DATA || exchange.lane.is_some()) {
             let message = format!("`{}` is exchanged inside a grain or along the axis `{}`", other.name, other.axis);
-            return Err(Fault::BadCall(format!("{message}, which compressed gradients do not go with")).into());
+            return Err(Fault::BadCall(format!("{message}, which cannot be combined with compressed gradients")).into());
         }
         let mut state = self.shared.lock();
         let first = state.exchanges.len();

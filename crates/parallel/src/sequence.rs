@@ -118,7 +118,7 @@ impl Sequence {
 
     fn rules(&self, graph: &Graph, slices: usize) -> Result<Rules, Refusal> {
         let Some((samples, tokens)) = tokens_of(graph) else {
-            let message = "splits sequences of tokens, and the model has none";
+            let message = "splits sequences of tokens, but the model has none";
             let hint = "use it for a model of tokens, such as `gpt`, and `tensor` or `pipeline` for this one";
             return Err(Refusal::of_key(&SEQUENCE, message, hint));
         };

@@ -66,7 +66,7 @@ impl Strategy for Servers {
     }
     fn check(&self, job: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
         let refused = |what: String, name: &str, why: &str| {
-            let message = format!("`{what}` with --async: {why}");
+            let message = format!("`{what}` cannot be combined with --async: {why}");
             Err(Refusal::new(message, format!("leave {name} out, or train synchronously")))
         };
         if job.early_stop {

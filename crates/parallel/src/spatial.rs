@@ -48,7 +48,7 @@ pub const KIND: StrategyKind = StrategyKind {
 fn read(settings: &Settings) -> Result<Option<Spatial>, SettingError> {
     let (ranks, tiles) = (RANKS.pair(settings)?, TILES.pair(settings)?);
     if let Some(odd) = tiles.iter().find(|count| !count.is_power_of_two()) {
-        let message = format!("is {tiles:?}, and {odd} is no power of two");
+        let message = format!("is {tiles:?}, but {odd} is not a power of two");
         let hint = format!("write {} or {} instead", odd.next_power_of_two() / 2, odd.next_power_of_two());
         return Err(settings.wrong(TILES.name, message, hint));
     }
@@ -97,7 +97,7 @@ impl Spatial {
     /// Refuses a model without images, and images that are too small.
     fn check_images(&self, graph: &Graph, mesh: &Mesh) -> Result<(), Refusal> {
         let Some(image) = image_of(graph) else {
-            let message = "cuts images, and the model has none";
+            let message = "cuts images, but the model has none";
             let hint = "use it for a model of images, such as `resnet18`, and `tensor` or `pipeline` for this one";
             return Err(Refusal::of_key(&RANKS, message, hint));
         };

@@ -147,7 +147,7 @@ impl Key {
         let count = self.count(settings)?;
         match self.value {
             KeyValue::Count { most, .. } if count > most => {
-                let message = format!("is {count}, and at most {most} are possible");
+                let message = format!("is {count}, but at most {most} are possible");
                 Err(settings.wrong(self.name, message, format!("write a number up to {most}")))
             }
             _ => Ok(count),
@@ -194,7 +194,7 @@ impl Key {
         };
         match pair.iter().find(|count| **count > most) {
             Some(count) => {
-                let message = format!("is {pair:?}, and at most {most} are possible, not {count}");
+                let message = format!("is {pair:?}, but at most {most} are possible, not {count}");
                 Err(settings.wrong(self.name, message, format!("write numbers up to {most}")))
             }
             None => Ok(pair),

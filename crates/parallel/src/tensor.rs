@@ -58,7 +58,7 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
         let slices = key.count_within(settings)?;
         if !slices.is_power_of_two() {
             let (below, above) = (1 << slices.ilog2(), slices.next_power_of_two());
-            let message = format!("is {slices}, which is no power of two");
+            let message = format!("is {slices}, which is not a power of two");
             return Err(settings.wrong(key.name, message, format!("write {below} or {above}")));
         }
     }
@@ -66,7 +66,7 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
     let key = if by_tokens { TENSOR_SLICES } else { SLICES };
     let (mut slices, own) = (key.count_within(settings)?, TENSOR_SLICES.count_within(settings)?);
     if own > 1 && !by_tokens {
-        let message = format!("is {own}, but tokens have no slices of their own");
+        let message = format!("is {own}, but tokens have no separate slices");
         let hint = format!("write `{} = {own}`, or `{} = \"context\"` beside it", SLICES.name, SEQUENCE.name);
         return Err(settings.wrong(TENSOR_SLICES.name, message, hint));
     }

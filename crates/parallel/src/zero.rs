@@ -63,7 +63,7 @@ pub const KIND: StrategyKind = StrategyKind {
 fn read(settings: &Settings) -> Result<Option<Arc<dyn Strategy>>, SettingError> {
     let stage = ZERO.count(settings)?;
     if stage > STAGE_MAX {
-        let message = format!("is {stage}, and stages are 0 to {STAGE_MAX}");
+        let message = format!("is {stage}, but stages are 0 to {STAGE_MAX}");
         let hint = "write 1 to shard the optimizer, 2 for the gradients as well, or 3 for the weights, too";
         return Err(settings.wrong(ZERO.name, message, hint));
     }
@@ -115,7 +115,7 @@ impl Strategy for Zero {
                     self.stage,
                     other.written()
                 );
-                let hint = "write `zero = 2`: a second copy of the weights is whole, whoever keeps the first in shares";
+                let hint = "write `zero = 2`: the second replica needs its weights whole";
                 Err(Refusal::of_key(&ZERO, message, hint))
             }
             None => Ok(()),

@@ -114,7 +114,7 @@ impl Cluster {
     pub fn with_devices(&self, devices: usize) -> Result<Self, String> {
         if devices > self.devices().max(1) {
             return Err(format!(
-                "{devices} devices are wanted, but the cluster \"{}\" has {}",
+                "{devices} devices requested, but the cluster \"{}\" has {}",
                 self.name,
                 self.devices()
             ));
@@ -161,7 +161,10 @@ impl Cluster {
         })?;
         let sections = root.tables("level", LEVEL_EXAMPLE)?;
         if sections.is_empty() || sections.len() > LEVELS_MAX {
-            let message = format!("is there {} times: no path leads from one device to another", sections.len());
+            let message = match sections.len() {
+                0 => "is missing: the cluster needs at least one `[[level]]`".into(),
+                count => format!("is there {count} times, but at most {LEVELS_MAX} levels are possible"),
+            };
             return Err(root.wrong(
                 "level",
                 message,
@@ -196,7 +199,7 @@ fn read_level(section: &Settings, links: &[Link], devices_below: usize) -> Resul
     let name = section.text("link", "")?;
     let known = match name.is_empty() {
         true if section.peek("bandwidth_gbs").is_none() => {
-            let message = "is missing: no path leads from one member of this level to another";
+            let message = "is missing: a level needs a link between its members";
             return Err(section.wrong("link", message, "name a link such as \"nvlink4\", or write `bandwidth_gbs`"));
         }
         true => None,
@@ -279,20 +282,20 @@ mod tests {
         assert!((span[0].bandwidth - 3.125e9 * 0.9 / 4.0).abs() < 1.0);
         let fewer = cluster.with_devices(16).unwrap();
         assert_eq!(fewer.levels.iter().map(|level| level.count).collect::<Vec<_>>(), [4, 4]);
-        assert!(cluster.with_devices(513).unwrap_err().contains("513 devices are wanted"));
+        assert!(cluster.with_devices(513).unwrap_err().contains("513 devices requested"));
     }
 
     #[test]
     fn wrong_clusters_name_the_line() {
         let wrong = |from: &str, to: &str| read(&SELENE.replace(from, to)).unwrap_err();
         assert!(wrong("nvlink3", "nvlink33").starts_with("cluster.toml:4: `level[0].link` is \"nvlink33\""));
-        assert!(wrong("link = \"infiniband-hdr\"", "").contains("no path leads"));
+        assert!(wrong("link = \"infiniband-hdr\"", "").contains("a level needs a link"));
         assert!(
             wrong("link = \"infiniband-hdr\"", "bandwidth_gbs = 0")
                 .starts_with("cluster.toml:7: `level[1].bandwidth_gbs` is 0")
         );
         assert!(wrong("a100-80", "a100").contains("The devices are"));
-        assert!(read("device = \"a100-80\"\n").unwrap_err().contains("no path leads"));
+        assert!(read("device = \"a100-80\"\n").unwrap_err().contains("at least one `[[level]]`"));
         assert!(wrong("count = 384", "count = 0").contains("must be at least 1"));
         assert!(wrong("count = 384\n", "").contains("count"));
     }

@@ -98,7 +98,7 @@ impl<'a> Composition<'a> {
         let workers = layout.workers();
         if workers > cluster.devices() {
             let message =
-                format!("{workers} devices are wanted, but \"{}\" describes {}", cluster.name, cluster.devices());
+                format!("{workers} devices requested, but \"{}\" describes {}", cluster.name, cluster.devices());
             return Err(Refusal::new(message, "describe more groups in the cluster file, or use fewer workers"));
         }
         let data_span = cluster.span(layout.stride(DATA), layout.size(DATA));

@@ -169,7 +169,7 @@ fn read(name: &str, section: &Settings, known: Option<&Device>) -> Result<Device
     }
     peaks.finish()?;
     if peak[0] == 0.0 {
-        return Err(section.wrong("peak_tflops", "has no rate of f32", "write `peak_tflops = { f32 = 19.5 }`"));
+        return Err(section.wrong("peak_tflops", "has no f32 rate", "write `peak_tflops = { f32 = 19.5 }`"));
     }
     let default = |value: fn(&Device) -> f64, otherwise: f64| known.map_or(otherwise, value);
     let tile = section.counts("tile", &known.map_or([128, 128], |device| device.tile))?;

@@ -61,7 +61,11 @@ impl Link {
 pub(crate) fn read_all(root: &Settings, mut links: Vec<Link>) -> Result<Vec<Link>, SettingError> {
     for name in root.keys().map(str::to_string).collect::<Vec<_>>() {
         if !matches!(root.peek(&name), Some(Setting::Table(_))) {
-            return Err(root.wrong(&name, "is no link", "a link is a section with `bandwidth_gbs` and `latency_us`"));
+            return Err(root.wrong(
+                &name,
+                "is not a link",
+                "a link is a section with `bandwidth_gbs` and `latency_us`",
+            ));
         }
         let section = root.table(&name)?;
         let known = links.iter().position(|link| link.name == name);
@@ -100,7 +104,7 @@ pub(crate) fn read(name: &str, section: &Settings, known: Option<&Link>) -> Resu
     }
     let bandwidth = section.float("bandwidth_gbs", known.map_or(0.0, |link| link.bandwidth / 1e9))? * 1e9;
     if !(bandwidth > 0.0 && bandwidth <= GBS_MAX * 1e9) {
-        let message = format!("is {}: nothing would ever arrive, or everything at once", bandwidth / 1e9);
+        let message = format!("is {}, but must be greater than 0", bandwidth / 1e9);
         return Err(section.wrong("bandwidth_gbs", message, format!("write GB/s above 0, at most {GBS_MAX}")));
     }
     let share = section.float_in("share", known.map_or(0.9, |link| link.share), 0.01, 1.0)?;
@@ -120,7 +124,7 @@ fn read_measured(section: &Settings) -> Result<Vec<Measured>, SettingError> {
             let names: Vec<&str> = CollectiveKind::ALL.iter().map(|kind| kind.name()).collect();
             return Err(table.wrong(
                 "op",
-                format!("is \"{op}\", which is no collective"),
+                format!("is \"{op}\", which is not a collective"),
                 format!("write one of {}", names.join(", ")),
             ));
         };
@@ -128,7 +132,11 @@ fn read_measured(section: &Settings) -> Result<Vec<Measured>, SettingError> {
         let (bytes, micros) = (table.floats("bytes", "[4096]")?, table.floats("us", "[3.5]")?);
         let rises = bytes.windows(2).all(|pair| pair[0] < pair[1]) && bytes.first().is_some_and(|first| *first > 0.0);
         if bytes.len() != micros.len() || !rises || micros.iter().any(|one| !(*one > 0.0 && one.is_finite())) {
-            return Err(table.wrong("bytes", "and `us` are no table", "write as many rising sizes as times above 0"));
+            return Err(table.wrong(
+                "bytes",
+                "and `us` are not a valid table",
+                "write increasing sizes, and a time above 0 for each",
+            ));
         }
         table.finish()?;
         let points = bytes.into_iter().zip(micros.into_iter().map(|one| one / 1e6)).collect();

@@ -6,7 +6,7 @@ pub struct Fleet {
     pub devices: usize,
     /// Peak floating-point operations per second of one device.
     pub flops: f64,
-    /// The part of the peak that training reaches.
+    /// The fraction of the peak that training reaches.
     pub utilisation: f64,
     /// Price of one device for one hour.
     pub price_per_hour: Option<f64>,

@@ -31,7 +31,7 @@ pub(crate) fn read(root: &Settings, devices: usize) -> Result<Vec<SlowDevices>, 
     let section = |section: &Settings| {
         let factor = section.float("factor", 0.0)?;
         if !(1.0..=FACTOR_MAX).contains(&factor) {
-            let message = format!("is {factor}, which does not slow down");
+            let message = format!("is {factor}, but must be at least 1");
             return Err(section.wrong("factor", message, "write how many times as long they take, 1 or more"));
         }
         let which = match (section.has("ranks"), section.has("share")) {
@@ -57,7 +57,7 @@ fn read_ranks(section: &Settings, devices: usize) -> Result<Vec<usize>, SettingE
         None => Ok(ranks.into_iter().map(|rank| rank as usize).collect()),
         Some(beyond) => {
             let hint = format!("ranks are 0 to {}", devices.saturating_sub(1));
-            Err(section.wrong("ranks", format!("names {beyond}, which no device has"), hint))
+            Err(section.wrong("ranks", format!("names {beyond}, but there is no such rank"), hint))
         }
     }
 }

@@ -1,6 +1,5 @@
-//! From a job and a company to what a worker needs for its steps: graph, memory, store, session.
+//! From a job and a group to what a worker needs for its steps: graph, memory, store, session.
 
-use crate::company::Company;
 use crate::copies;
 use crate::error::Error;
 use crate::job::Job;
@@ -8,6 +7,7 @@ use crate::machine;
 use crate::memory_check::{self, HostUsage};
 use crate::memory_limit::{self, Wanted, WorkersNow};
 use crate::together;
+use crate::worker_group::WorkerGroup;
 use crate::worker_plan::WorkerPlan;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, Options, Program, Session, Store};
@@ -37,21 +37,21 @@ pub(crate) struct Worker {
 impl Worker {
     /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's, for a run that
     /// ends with the first lost worker or for an elastic one. All workers call it together.
-    pub fn assemble(job: &Job, company: &Company, options: Options, elastic: bool) -> Result<Self, Error> {
+    pub fn assemble(job: &Job, group: &WorkerGroup, options: Options, elastic: bool) -> Result<Self, Error> {
         job.check_executor()?;
-        if company.world().is_some() {
-            job.check_device(company.workers())?;
+        if group.world().is_some() {
+            job.check_device(group.workers())?;
         }
-        let parallel = company.parallel(job)?;
-        let mesh = company.mesh(&parallel)?;
-        let evaluators = company.evaluators(&mesh);
+        let parallel = group.parallel(job)?;
+        let mesh = group.mesh(&parallel)?;
+        let evaluators = group.evaluators(&mesh);
         let plan = WorkerPlan::new(job, &parallel, &mesh, evaluators.as_ref(), options)?;
         let WorkerPlan { program, mut memory, device } = plan;
-        if elastic && parallel.is_sharded(company.workers()) {
-            memory.copies = copies::bytes(&program.graph, company.workers());
+        if elastic && parallel.is_sharded(group.workers()) {
+            memory.copies = copies::bytes(&program.graph, group.workers());
         }
-        check_memory(job, company, &parallel, &memory, device.as_ref(), options)?;
-        let (store, session) = match company.peers() {
+        check_memory(job, group, &parallel, &memory, device.as_ref(), options)?;
+        let (store, session) = match group.peers() {
             Some(world) => compile_among(job, &parallel, program, &mesh, world)?,
             None => {
                 let store = Store::new(&program.graph, job.seed);
@@ -59,8 +59,8 @@ impl Worker {
                 (store, session)
             }
         };
-        let turns = company.peers().map(|world| along_data(world, &mesh)).transpose()?;
-        let replica = company.peers().filter(|world| mesh.size(DATA) < world.size());
+        let turns = group.peers().map(|world| along_data(world, &mesh)).transpose()?;
+        let replica = group.peers().filter(|world| mesh.size(DATA) < world.size());
         let replica = replica.map(|world| world.split(mesh.coordinate(DATA) as i64, mesh.group(DATA) as i64));
         let replica = replica.transpose()?.map(Arc::new);
         let grains = parallel.grains(&mesh, options.grains);
@@ -74,26 +74,26 @@ impl Worker {
 /// call it together, servers too.
 fn check_memory(
     job: &Job,
-    company: &Company,
+    group: &WorkerGroup,
     parallel: &Parallel,
     memory: &MemoryPlan,
     device: Option<&MemoryPlan>,
     options: Options,
 ) -> Result<(), Error> {
-    let usage_of = |plan: &MemoryPlan, share_weights: bool| match company.world() {
+    let usage_of = |plan: &MemoryPlan, share_weights: bool| match group.world() {
         Some(world) => HostUsage::among(plan, share_weights, world),
         None => Ok(HostUsage::alone(plan)),
     };
     let usage = usage_of(memory, parallel.home().is_shared())?;
-    let now = WorkersNow { workers: company.workers(), threads: options.threads };
-    let layouts = company.roles().is_none().then_some(now);
+    let now = WorkersNow { workers: group.workers(), threads: options.threads };
+    let layouts = group.roles().is_none().then_some(now);
     // What a GPU holds, its executor compares with what the GPU has.
     let largest = match device {
         Some(device) => usage_of(device, false)?.largest(),
         None => usage.largest(),
     };
-    let wanted = Wanted { plan: device.unwrap_or(memory), largest, rank: company.rank(), layouts };
-    match (memory_limit::check(job, &wanted), company.world()) {
+    let wanted = Wanted { plan: device.unwrap_or(memory), largest, rank: group.rank(), layouts };
+    match (memory_limit::check(job, &wanted), group.world()) {
         (Err(Error::Memory(text)), Some(world)) => {
             // What the first rank found takes its time: nobody ends the job before that is said.
             let texts = together::gather_bytes(Some(world), text.as_bytes())?;

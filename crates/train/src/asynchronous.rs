@@ -7,10 +7,10 @@
 mod server;
 mod state;
 
-use crate::company::served;
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{self, model_graph, optimise};
+use crate::worker_group::served;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::store::Saved;
 use kolo_parallel::Purpose;
@@ -131,7 +131,7 @@ impl Links {
         Ok(all)
     }
 
-    /// Gives the servers what was saved, by whatever company. One worker does, before its next step.
+    /// Gives the servers what was saved, by whatever group. One worker does, before its next step.
     pub fn restore(&self, saved: &[Saved]) -> Result<(), Error> {
         self.give(saved, 0)
     }

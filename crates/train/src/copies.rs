@@ -215,9 +215,9 @@ fn buddies(hosts: &[String]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::company::Company;
     use crate::job::Job;
     use crate::parts::{self, Choice, Offer};
+    use crate::worker_group::WorkerGroup;
     use crate::{Trainer, job_file};
     use kolo_comm::{Watch, thread};
     use kolo_models::MODELS;
@@ -248,8 +248,8 @@ mod tests {
     }
 
     fn trainer(job: &Arc<Job>, world: &Arc<Communicator>) -> Trainer {
-        let company = Company::Workers(Arc::clone(world));
-        let mut trainer = Trainer::of_elastic(Arc::clone(job), &company, company.options(job, 1).unwrap()).unwrap();
+        let group = WorkerGroup::Workers(Arc::clone(world));
+        let mut trainer = Trainer::of_elastic(Arc::clone(job), &group, group.options(job, 1).unwrap()).unwrap();
         trainer.secure_copies().unwrap();
         trainer
     }

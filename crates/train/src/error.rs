@@ -26,7 +26,7 @@ pub enum Error {
     Data { when: String, error: ReadError },
     /// A part of the loss ignores targets, so that the loss is no mean over the batch.
     #[error(
-        "{targets} targets of step {step} are ignored, but the loss is a formula of means over those that count: over \
+        "{targets} targets of step {step} are ignored, but the loss is a formula of means over the counted ones: over \
          {grains} grains it would not be the mean of the batch\n  \
          hint: let the model return a sum and a count as its loss (`Mean::counted`), or write `data.grains = 1`"
     )]
@@ -34,7 +34,7 @@ pub enum Error {
     /// As [`Error::Ignored`], of an evaluation.
     #[error(
         "{targets} targets of the held-out samples {first}..{end} are ignored, but the loss or a metric is a formula of means \
-         over those that count: over {batches} batches it would not be the mean of the held-out samples\n  \
+         over the counted ones: over {batches} batches it would not be the mean of the held-out samples\n  \
          hint: let the model return a sum and a count for it (`Mean::counted`)"
     )]
     IgnoredInEvaluation { targets: usize, first: usize, end: usize, batches: usize },
@@ -64,7 +64,7 @@ pub enum Error {
     Interrupted,
     /// The timeline could not be written.
     #[error(
-        "{path}: {message}\n  hint: make room there, choose another file for --trace, or fewer steps with --trace-steps"
+        "{path}: {message}\n  hint: free space there, choose another file for --trace, or fewer steps with --trace-steps"
     )]
     Trace { path: String, message: String },
     /// A file could not be written.
@@ -80,7 +80,7 @@ impl Error {
 
     /// From a message that ends in its hint.
     pub fn checkpoint(message: &str) -> Self {
-        let (message, hint) = message.split_once("\n  hint: ").unwrap_or((message, "look at the directory"));
+        let (message, hint) = message.split_once("\n  hint: ").unwrap_or((message, "check the directory"));
         Error::Checkpoint { message: message.into(), hint: hint.into() }
     }
 
@@ -116,7 +116,7 @@ impl From<kolo_exec::ExchangeError> for Error {
         };
         match error.downcast_ref::<std::io::Error>() {
             Some(refused) if refused.kind() == std::io::ErrorKind::OutOfMemory => Error::Memory(format!(
-                "the system refused {refused}\n  hint: take fewer threads or a smaller `data.batch`, or raise the limit (`ulimit -v`)"
+                "the system refused {refused}\n  hint: use fewer threads or a smaller `data.batch`, or raise the limit (`ulimit -v`)"
             )),
             Some(refused) => Error::Together(Fault::thread("starting a thread", refused)),
             None => Error::Together(Fault::BadCall(error.to_string())),

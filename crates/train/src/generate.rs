@@ -40,7 +40,7 @@ pub struct Generator {
 
 fn decoder(model: &dyn Model) -> Result<&dyn Decoder, Error> {
     model.decoder().ok_or_else(|| {
-        let message = "the model does not continue texts";
+        let message = "the model does not generate text";
         Error::Unfit {
             message: message.into(),
             hint: "generate with a language model, such as `kind = \"gpt\"`".into(),
@@ -95,7 +95,7 @@ impl Generator {
             return Err(Error::Unfit { message, hint: "use the tokenizer that the model was trained with".into() });
         }
         if tokens.is_empty() {
-            let message = "there is nothing to continue: the prompt has no token".to_string();
+            let message = "nothing to continue: the prompt has no tokens".to_string();
             return Err(Error::Unfit { message, hint: "give a prompt of at least one token".into() });
         }
         let mut whole = std::mem::take(&mut self.text);

@@ -403,7 +403,7 @@ impl TrainRules {
             return Ok(());
         }
         let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
-        Err(train.wrong("early_stop", "has nothing to watch: no sample is held out", hint))
+        Err(train.wrong("early_stop", "has nothing to watch: the job holds out no samples", hint))
     }
 
     fn facts(&self, reproducible: bool) -> Facts {
@@ -475,7 +475,7 @@ fn make_model(kinds: &[ModelKind], model: &Settings, data: Option<&[Field]>) -> 
     for field in made.fields() {
         let indices = matches!(field.kind, Kind::Index { classes } if classes > i32::MAX as usize);
         if indices || field.elements() > isize::MAX as usize / 8 {
-            let message = format!("wants {field}, which is more than kolo can index");
+            let message = format!("needs {field}, which is more than kolo can index");
             return Err(model.wrong("kind", message, "make its sizes smaller"));
         }
     }
@@ -612,7 +612,7 @@ fn read_loss_scale(train: &Settings, precision: Precision) -> Result<Option<f64>
     match precision {
         Precision::F16 => loss_scale::read(train).map(Some),
         _ if train.has("loss_scale") => {
-            let message = format!("has no use with `precision = \"{}\"`", precision.name());
+            let message = format!("has no effect with `precision = \"{}\"`", precision.name());
             Err(train.wrong("loss_scale", message, "leave it out, or write `precision = \"f16\"`"))
         }
         _ => Ok(None),
@@ -624,7 +624,7 @@ fn read_rounding(train: &Settings, precision: Precision) -> Result<Rounding, Set
         ("none", _) => Ok(Rounding::None),
         (_, Precision::Bf16) => Ok(Rounding::Stochastic),
         (_, other) => {
-            let message = format!("rounds weights to bf16, and `precision` is \"{}\"", other.name());
+            let message = format!("rounds weights to bf16, but `precision` is \"{}\"", other.name());
             Err(train.wrong("rounding", message, "leave it out, or write `precision = \"bf16\"`"))
         }
     }

@@ -6,7 +6,6 @@
 mod assemble;
 pub mod asynchronous;
 pub mod checkpoint;
-pub mod company;
 pub mod compared;
 pub mod confusion;
 mod copies;
@@ -47,12 +46,13 @@ pub mod together;
 pub mod trainer;
 pub mod trial_run;
 pub mod weights;
+pub mod worker_group;
 pub mod worker_plan;
 
-pub use company::Company;
 pub use error::Error;
 pub use held::HeldBatch;
 pub use job::Job;
 pub use report::Report;
 pub use session::{Observer, run};
 pub use trainer::{Trainer, TrainerState};
+pub use worker_group::WorkerGroup;

@@ -26,7 +26,7 @@ pub fn read(train: &Settings) -> Result<f64, SettingError> {
     match first.log2().fract() == 0.0 {
         true => Ok(first),
         false => {
-            let message = format!("is {first}, which is no power of two");
+            let message = format!("is {first}, which is not a power of two");
             Err(train.wrong("loss_scale", message, "write a power of two such as `loss_scale = 65536`"))
         }
     }

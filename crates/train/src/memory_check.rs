@@ -155,10 +155,10 @@ impl Shortage {
             (count, false) => format!(" for this one of {count} processes here"),
         };
         if one.total() as u64 <= self.limit {
-            hint = "take fewer workers on a host; `kolo plan` tells what one needs";
+            hint = "use fewer workers on a host; `kolo plan` shows what one needs";
         }
         format!(
-            "the job needs {} of memory, and {self}\n  {}{each}\n  hint: {hint} (`{UNCHECKED}=1` starts it anyway)",
+            "the job needs {} of memory, but {self}\n  {}{each}\n  hint: {hint} (`{UNCHECKED}=1` starts it anyway)",
             format_bytes(self.needed),
             by_kind(one, false)
         )
@@ -168,25 +168,25 @@ impl Shortage {
 /// The parts of a plan, and what makes each of them smaller.
 fn kinds(one: &MemoryPlan) -> [(&'static str, usize, &'static str); 10] {
     [
-        ("weights", one.weights, "share them among workers with `parallel.zero = 3`, or take a smaller model"),
+        ("weights", one.weights, "share them among workers with `parallel.zero = 3`, or use a smaller model"),
         (
             "gradients",
             one.gradients,
-            "share them among workers with `parallel.zero = 2`, or take fewer threads or fewer `data.grains`",
+            "share them among workers with `parallel.zero = 2`, or use fewer threads or fewer `data.grains`",
         ),
         (
             "optimizer",
             one.optimizer,
-            "share it among workers with `parallel.zero = 1`, take a plainer optimizer, or on a GPU write `memory.offload = \"optimizer\"`",
+            "share it among workers with `parallel.zero = 1`, use a simpler optimizer, or on a GPU write `memory.offload = \"optimizer\"`",
         ),
         (
             "activations",
             one.activations,
-            "take a smaller `data.batch`, more `data.grains` or fewer threads, or write `memory.recompute = \"blocks\"`",
+            "use a smaller `data.batch`, more `data.grains` or fewer threads, or write `memory.recompute = \"blocks\"`",
         ),
-        ("scratch", one.scratch, "take fewer threads or more parameter servers"),
-        ("evaluation", one.evaluation, "take shorter samples, or leave evaluation out with `data.holdout = 0`"),
-        ("data", one.data, "take a smaller `data.prefetch` or `data.batch`"),
+        ("scratch", one.scratch, "use fewer threads or more parameter servers"),
+        ("evaluation", one.evaluation, "use shorter samples, or leave evaluation out with `data.holdout = 0`"),
+        ("data", one.data, "use a smaller `data.prefetch` or `data.batch`"),
         (
             "checkpoint",
             one.checkpoint,
@@ -197,7 +197,7 @@ fn kinds(one: &MemoryPlan) -> [(&'static str, usize, &'static str); 10] {
             one.copies,
             "leave out `parallel.zero` or `--elastic`: fewer than six workers need less without these copies",
         ),
-        ("process", one.process, "take a model of fewer layers"),
+        ("process", one.process, "use a model of fewer layers"),
     ]
 }
 
@@ -210,7 +210,7 @@ pub(crate) fn by_kind(one: &MemoryPlan, of_device: bool) -> String {
 
 /// What makes the largest part of a plan smaller.
 pub(crate) fn largest_hint(one: &MemoryPlan) -> &'static str {
-    kinds(one).into_iter().max_by_key(|(_, bytes, _)| *bytes).map_or("take a smaller model", |(.., hint)| hint)
+    kinds(one).into_iter().max_by_key(|(_, bytes, _)| *bytes).map_or("use a smaller model", |(.., hint)| hint)
 }
 
 /// What there is, as far as it is known.
@@ -319,27 +319,27 @@ mod tests {
         assert_eq!(refused(machine, 1, false), None);
         assert_eq!(refused(machine, 2, false), None, "just fits");
         let message = refused(machine, 3, false).unwrap();
-        assert!(message.starts_with("the job needs 24.0 GiB of memory, and this machine has 16.0 GiB\n"), "{message}");
+        assert!(message.starts_with("the job needs 24.0 GiB of memory, but this machine has 16.0 GiB\n"), "{message}");
         assert!(
             message.contains(
                 "activations 4.00 GiB, scratch 0 B, evaluation 0 B, data 0 B, checkpoint 0 B, process 0 B for each of 3 workers here"
             ),
             "{message}"
         );
-        assert!(message.contains("hint: take fewer workers on a host"), "{message}");
+        assert!(message.contains("hint: use fewer workers on a host"), "{message}");
         let both = Limits { group: Some(6 << 30), ..machine };
         let message = refused(both, 3, true).unwrap();
         assert!(
             message.contains("the control group may use 6.00 GiB") && message.contains(" for each of 3"),
             "{message}"
         );
-        assert!(message.contains("hint: take a smaller `data.batch`"), "one alone is too large: {message}");
+        assert!(message.contains("hint: use a smaller `data.batch`"), "one alone is too large: {message}");
         let own = Limits { process: Some(7 << 30), ..machine };
         assert!(
-            refused(own, 1, false).unwrap().contains("hint: take a smaller `data.batch`"),
+            refused(own, 1, false).unwrap().contains("hint: use a smaller `data.batch`"),
             "activations are the most"
         );
-        assert!(refused(own, 1, false).unwrap().contains("needs 8.00 GiB of memory, and a process may map 7.00 GiB"));
+        assert!(refused(own, 1, false).unwrap().contains("needs 8.00 GiB of memory, but a process may map 7.00 GiB"));
         assert_eq!(refused(Limits::default(), 99, false), None, "nothing is known");
     }
 

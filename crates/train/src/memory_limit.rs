@@ -54,7 +54,7 @@ pub fn check(job: &Job, wanted: &Wanted<'_>) -> Result<(), Error> {
     let of_device = !job.executor.allocates_on_host();
     let of = if of_device { "of its GPU's memory" } else { "of memory" };
     Err(Error::Memory(format!(
-        "a worker needs {} {of}, and `memory.limit` allows {}\n  {}{whose}{found}\n  hint: {hint}",
+        "a worker needs {} {of}, but `memory.limit` allows {}\n  {}{whose}{found}\n  hint: {hint}",
         format_bytes(wanted.largest),
         format_bytes(limit),
         by_kind(wanted.plan, of_device),

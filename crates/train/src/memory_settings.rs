@@ -24,7 +24,7 @@ impl MemorySettings {
                 let text = memory.text("limit", "")?;
                 Some(parse_bytes(&text).map_err(|why| memory.wrong("limit", why, SIZE_HINT))?)
             }
-            Some(_) => return Err(memory.wrong("limit", "is no size", SIZE_HINT)),
+            Some(_) => return Err(memory.wrong("limit", "is not a size", SIZE_HINT)),
             None => {
                 memory.text("limit", "")?;
                 None
@@ -58,13 +58,13 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let unit = if unit.is_empty() { "B" } else { unit };
     let Some((_, factor)) = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
         let units: Vec<&str> = UNITS.iter().map(|(name, _)| *name).collect();
-        return Err(format!("is \"{text}\", and `{unit}` is not a unit; there are {}", units.join(", ")));
+        return Err(format!("is \"{text}\", but `{unit}` is not a unit; the units are {}", units.join(", ")));
     };
     let bytes = match number.parse::<u64>() {
         Ok(whole) => whole.checked_mul(*factor),
         Err(_) => number.parse::<f64>().ok().map(|part| part * *factor as f64).filter(|b| *b < 1e18).map(|b| b as u64),
     };
-    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| format!("is \"{text}\", which is no number of bytes above 0"))
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| format!("is \"{text}\", which is not a number of bytes above 0"))
 }
 
 #[cfg(test)]
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(
             refused(Setting::Text("2GiG".into())),
             format!(
-                "job.toml:4: `memory.limit` is \"2GiG\", and `GiG` is not a unit; there are \
+                "job.toml:4: `memory.limit` is \"2GiG\", but `GiG` is not a unit; the units are \
                  B, KiB, MiB, GiB, TiB, kB, MB, GB, TB\n  hint: {SIZE_HINT}"
             )
         );
@@ -105,7 +105,7 @@ mod tests {
             assert!(message.contains("`memory.limit` is"), "{message}");
         }
         assert!(refused(Setting::Int(0)).contains("must be at least 1, but is 0"));
-        assert!(refused(Setting::Bool(true)).contains("`memory.limit` is no size"));
+        assert!(refused(Setting::Bool(true)).contains("`memory.limit` is not a size"));
         let mut memory = Settings::new("memory", "job.toml:3");
         memory.set("recompute", "job.toml:4", Setting::Text("block".into()));
         let message = MemorySettings::read(&memory).unwrap_err().to_string();

@@ -27,7 +27,7 @@ impl RateScaling {
             return match written {
                 true => Err(train.wrong(
                     "base_batch",
-                    "scales no rate",
+                    "has no effect without `lr_scaling`",
                     "write `lr_scaling = \"linear\"` too, or leave it out",
                 )),
                 false => Ok(Self { scaling, base, base_batch: None, rate: base }),
@@ -35,7 +35,7 @@ impl RateScaling {
         }
         if !written {
             let message =
-                format!("is \"{scaling}\", and `base_batch` is missing: the batch that `optimizer.lr` was chosen for");
+                format!("is \"{scaling}\", but `base_batch` is missing: the batch that `optimizer.lr` was chosen for");
             return Err(train.wrong("lr_scaling", message, "write `base_batch = 256`, or whatever that batch was"));
         }
         let ratio = batch as f64 / base_batch as f64;
@@ -76,12 +76,12 @@ mod tests {
         let linear = ("lr_scaling", Setting::Text("linear".into()));
         assert_eq!(
             read(std::slice::from_ref(&linear), 512).unwrap_err(),
-            "job.toml:4: `train.lr_scaling` is \"linear\", and `base_batch` is missing: the batch that `optimizer.lr` \
+            "job.toml:4: `train.lr_scaling` is \"linear\", but `base_batch` is missing: the batch that `optimizer.lr` \
              was chosen for\n  hint: write `base_batch = 256`, or whatever that batch was"
         );
         assert_eq!(
             read(&[("base_batch", Setting::Int(256))], 512).unwrap_err(),
-            "job.toml:4: `train.base_batch` scales no rate\n  hint: write `lr_scaling = \"linear\"` too, or leave it out"
+            "job.toml:4: `train.base_batch` has no effect without `lr_scaling`\n  hint: write `lr_scaling = \"linear\"` too, or leave it out"
         );
         assert!(read(&[linear, ("base_batch", Setting::Int(0))], 512).unwrap_err().contains("must be at least 1"));
         assert!(

@@ -77,7 +77,7 @@ impl Record {
         match outcome {
             Err(Error::Write { path, message }) if !self.required => {
                 self.files = None;
-                note(&format!("note: {path}: {message}; this run's metrics are not kept from here on"));
+                note(&format!("note: {path}: {message}; this run's metrics are not saved from here on"));
                 Ok(())
             }
             outcome => outcome,

@@ -6,7 +6,6 @@ pub use elastic::{Elastic, GenerationStart, OnResume};
 
 use crate::asynchronous::Links;
 use crate::checkpoint::{self, CheckpointDir, Saver, TrainerRecord};
-pub use crate::company::Company;
 use crate::device_use::DeviceWatch;
 use crate::error::Error;
 use crate::interrupt::{Interrupt, RunPhase};
@@ -20,6 +19,7 @@ use crate::report::{
 use crate::timeline::Timeline;
 use crate::together::{self, Meter, Wishes};
 use crate::trainer::{Evaluation, Trainer};
+pub use crate::worker_group::WorkerGroup;
 use kolo_comm::Communicator;
 use kolo_exec::store::Saved;
 use std::collections::{BTreeMap, VecDeque};
@@ -54,7 +54,7 @@ pub struct RunOptions {
     pub out: Option<OutDir>,
     pub interrupt: Interrupt,
     pub planned: Planned,
-    pub company: Company,
+    pub group: WorkerGroup,
     /// Where this rank's events go.
     pub timeline: Option<Arc<Timeline>>,
     /// Where the state goes; the first rank says it for all.
@@ -65,10 +65,10 @@ pub struct RunOptions {
 
 impl RunOptions {
     fn trainer(&self, job: &Arc<Job>) -> Result<Trainer, Error> {
-        let options = self.company.options(job, self.threads)?;
+        let options = self.group.options(job, self.threads)?;
         let mut trainer = match self.elastic {
-            Some(_) => Trainer::of_elastic(Arc::clone(job), &self.company, options)?,
-            None => Trainer::in_company(Arc::clone(job), &self.company, options)?,
+            Some(_) => Trainer::of_elastic(Arc::clone(job), &self.group, options)?,
+            None => Trainer::in_group(Arc::clone(job), &self.group, options)?,
         };
         if let Some(timeline) = &self.timeline {
             trainer.trace(timeline);
@@ -79,7 +79,7 @@ impl RunOptions {
 
     /// Meets the parameter servers, if there are any.
     fn links(&self, job: &Job) -> Result<Option<Links>, Error> {
-        let served = self.company.world().zip(self.company.roles());
+        let served = self.group.world().zip(self.group.roles());
         served.map(|(world, roles)| Links::connect(job, world, roles)).transpose()
     }
 }
@@ -95,7 +95,7 @@ struct Ties {
 
 impl Ties {
     fn new(links: Option<Links>, options: &RunOptions) -> Self {
-        let (world, meter) = (options.company.peers().cloned(), Meter::default());
+        let (world, meter) = (options.group.peers().cloned(), Meter::default());
         let ties = Self { links, world, meter, data_waits: Vec::new() };
         if let Some(world) = &ties.world {
             ties.meter.attach(world, options.timeline.clone());
@@ -202,7 +202,7 @@ fn resume(
     observer: &mut dyn Observer,
 ) -> Result<Option<TrainerRecord>, Error> {
     let Some(resumed) = checkpoint::newest(job, dir, ties.workers())? else {
-        observer.note("note: there is no checkpoint to go on from; the run starts at its beginning");
+        observer.note("note: there is no checkpoint to resume from; the run starts from the beginning");
         return Ok(None);
     };
     resumed.fill(trainer.store_mut())?;
@@ -213,7 +213,7 @@ fn resume(
     together::any(ties.workers(), false)?;
     trainer.go_on_at(resumed.record.step);
     resumed.notes.iter().for_each(|note| observer.note(note));
-    observer.note(&format!("going on after step {} from {}", resumed.record.step, resumed.checkpoint.dir().display()));
+    observer.note(&format!("resuming after step {} from {}", resumed.record.step, resumed.checkpoint.dir().display()));
     Ok(Some(resumed.record))
 }
 
@@ -294,7 +294,7 @@ impl<'r> Run<'r> {
             None => None,
         };
         let begin = Instant::now();
-        let out = options.out.as_ref().filter(|_| options.company.is_chief() && options.begins_record());
+        let out = options.out.as_ref().filter(|_| options.group.is_rank_zero() && options.begins_record());
         let steps = resumed.as_ref().map(|record| record.step);
         if let Some((saver, step)) = saver.as_mut().zip(steps) {
             saver.has(step);
@@ -326,7 +326,7 @@ impl<'r> Run<'r> {
             rows: elastic::Progress::default(),
             marks: VecDeque::new(),
             generations: Vec::new(),
-            device: job.executor.monitor().filter(|_| options.company.is_chief()).map(DeviceWatch::new),
+            device: job.executor.monitor().filter(|_| options.group.is_rank_zero()).map(DeviceWatch::new),
             job,
         };
         resumed.into_iter().for_each(|record| run.restore(record));
@@ -420,7 +420,7 @@ impl<'r> Run<'r> {
     fn measure_again(&mut self) -> Result<(), Error> {
         if self.last.is_none() {
             self.ties.last_weights(&mut self.trainer)?;
-            if self.ties.links.is_none() || self.options.company.is_chief() {
+            if self.ties.links.is_none() || self.options.group.is_rank_zero() {
                 self.last = self.trainer.evaluate()?;
             }
         }
@@ -481,7 +481,7 @@ impl<'r> Run<'r> {
     fn take_stock(&mut self, mut interrupted: bool) -> Result<bool, Error> {
         let (step, epoch) = (self.trainer.next_step(), self.epoch());
         // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
-        let evaluates = !interrupted && (self.ties.links.is_none() || self.options.company.is_chief());
+        let evaluates = !interrupted && (self.ties.links.is_none() || self.options.group.is_rank_zero());
         let observer = &mut *self.observer;
         let evaluate = || self.trainer.evaluate_telling(&mut |done, all| observer.evaluating(done, all));
         let made = match evaluates.then(evaluate) {
@@ -622,7 +622,7 @@ impl<'r> Run<'r> {
     fn report(&self, ended: &str) -> Result<Report, Error> {
         let Self { job, options, trainer, .. } = self;
         let evaluation = self.last.as_ref();
-        let workers = options.company.workers();
+        let workers = options.group.workers();
         let step_ms = StepTimes::of(&self.times);
         let samples_per_s = if step_ms.median > 0.0 { job.batch as f64 / step_ms.median * 1e3 } else { 0.0 };
         let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
@@ -670,7 +670,7 @@ impl<'r> Run<'r> {
             history: Vec::new(),
             generations: Vec::new(),
             communication: None,
-            asynchronous: options.company.roles(),
+            asynchronous: options.group.roles(),
         })
     }
 }

@@ -39,7 +39,7 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
 }
 
 fn cannot_round(what: String) -> GraphError {
-    let message = format!("`train.rounding` = \"stochastic\" does not go with {what}");
+    let message = format!("`train.rounding = \"stochastic\"` cannot be combined with {what}");
     let hint = "leave it out, or split the model in another way".into();
     GraphError { op: "`[train]`".into(), scope: String::new(), message, hint, inputs: None }
 }

@@ -7,7 +7,6 @@ pub use evaluation::{Evaluation, count_beside, evaluation_bytes, metric_names};
 
 use crate::assemble::Worker;
 use crate::checkpoint::Gate;
-use crate::company::Company;
 use crate::copies::Copies;
 use crate::error::Error;
 use crate::held::HeldBatch;
@@ -20,6 +19,7 @@ use crate::step::IGNORED;
 use crate::step_inputs::StepInputs;
 use crate::supply::{Loader, Supply, TrainingSamples};
 use crate::timeline::Timeline;
+use crate::worker_group::WorkerGroup;
 use kolo_comm::{Communicator, Reduction, Watch};
 use kolo_exec::store::{Saved, Snapshot};
 use kolo_exec::{Alive, Feed, Options, Session, Store};
@@ -84,28 +84,28 @@ pub struct Trainer {
 impl Trainer {
     /// The only worker, with these options (`options.grains` must be the job's).
     pub fn new(job: Arc<Job>, options: Options) -> Result<Self, Error> {
-        Self::in_company(job, &Company::Alone, options)
+        Self::in_group(job, &WorkerGroup::Alone, options)
     }
 
     /// One of several workers, with as many lanes as threads.
     pub fn among(job: Arc<Job>, threads: usize, world: Arc<Communicator>) -> Result<Self, Error> {
-        let company = Company::Workers(world);
-        let options = company.options(&job, threads)?;
-        Self::in_company(job, &company, options)
+        let group = WorkerGroup::Workers(world);
+        let options = group.options(&job, threads)?;
+        Self::in_group(job, &group, options)
     }
 
-    /// A worker of this company. Each compiles its own part of the job's step, as the job's strategies spread it; with
+    /// A worker of this group. Each compiles its own part of the job's step, as the job's strategies spread it; with
     /// parameter servers, gradients go out and weights come in between a step's grains and its end. All ranks call this
     /// together, servers in [`crate::asynchronous::serve`].
-    pub fn in_company(job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
-        Self::assembled(Worker::assemble(&job, company, options, false)?, job, company, options)
+    pub fn in_group(job: Arc<Job>, group: &WorkerGroup, options: Options) -> Result<Self, Error> {
+        Self::assembled(Worker::assemble(&job, group, options, false)?, job, group, options)
     }
 
-    /// As [`Trainer::in_company`], of a run that goes on when workers are lost: no update begins before all exchanges of its step
+    /// As [`Trainer::in_group`], of a run that goes on when workers are lost: no update begins before all exchanges of its step
     /// are done, and where each worker has a share of the state, others keep copies of it.
-    pub(crate) fn of_elastic(job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
-        let worker = Worker::assemble(&job, company, options, true)?;
-        let mut trainer = Self::assembled(worker, job, company, options)?;
+    pub(crate) fn of_elastic(job: Arc<Job>, group: &WorkerGroup, options: Options) -> Result<Self, Error> {
+        let worker = Worker::assemble(&job, group, options, true)?;
+        let mut trainer = Self::assembled(worker, job, group, options)?;
         trainer.settles = true;
         if let Some(world) = trainer.world.as_ref().filter(|world| trainer.parallel.is_sharded(world.size())) {
             trainer.copies = Some(Copies::new(world, &mut trainer.store)?);
@@ -113,7 +113,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    fn assembled(worker: Worker, job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
+    fn assembled(worker: Worker, job: Arc<Job>, group: &WorkerGroup, options: Options) -> Result<Self, Error> {
         let Worker { store, session, memory, parallel, evaluators, turns, replica, grains } = worker;
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let inputs = Arc::new(StepInputs::of(session.graph()));
@@ -133,7 +133,7 @@ impl Trainer {
             evaluators: Vec::new(),
             evaluation_batch: None,
             dropout_key,
-            world: company.peers().cloned(),
+            world: group.peers().cloned(),
             watch: None,
             interrupt: Interrupt::default(),
             grains,
@@ -143,7 +143,7 @@ impl Trainer {
             settles: false,
             torn: false,
         };
-        if let Some(world) = company.world() {
+        if let Some(world) = group.world() {
             trainer.watched_by(world.watch());
         }
         Ok(trainer)
@@ -310,7 +310,7 @@ impl Trainer {
         self.store.save(None)
     }
 
-    /// Goes on before `step` from what was saved, by whatever company. Nothing changes if a tensor is missing.
+    /// Goes on before `step` from what was saved, by whatever group. Nothing changes if a tensor is missing.
     pub fn resume_from(&mut self, step: usize, saved: &[Saved]) -> Result<(), Error> {
         self.end_copy();
         self.store.load(None, saved)?;
@@ -497,7 +497,7 @@ impl Trainer {
             epoch: self.epoch() + 1,
             culprit,
             hint: format!(
-                "lower the learning rate (it is {rate:e} here), set `train.clip`, or look at the data of this step"
+                "lower the learning rate (it is {rate:e} here), set `train.clip`, or check the data of this step"
             ),
         }
     }

@@ -95,7 +95,7 @@ fn what_is_damaged_is_not_given() {
     disk.set_contents(&dir.join(&file.name), vec![0; 10]).unwrap();
     let damages = checkpoint.verify(&|_| ());
     assert_eq!(damages.len(), 1);
-    assert!(damages[0].to_string().contains("has 10 bytes, and the manifest says"), "{}", damages[0]);
+    assert!(damages[0].to_string().contains("has 10 bytes, but the manifest says"), "{}", damages[0]);
     disk.remove_file(&dir.join(&file.name)).unwrap();
     assert!(checkpoint.verify(&|_| ())[0].to_string().contains("cannot open"));
     assert!(disk.contents(&dir.join(INDEX)).is_err());

@@ -65,7 +65,7 @@ fn what_is_no_whole_state_is_not_committed() {
         assert!(!disk.is_dir(&staging), "{error}");
         error.to_string()
     };
-    assert!(refused(&[write(0, 2)]).contains("element 20 of `bn.running_mean` is nowhere in it"));
+    assert!(refused(&[write(0, 2)]).contains("element 20 of `bn.running_mean` is missing"));
     assert!(refused(&[write(0, 2), write(1, 3)]).contains("rank 0 of 2 and rank 1 of 3"));
     assert!(refused(&[write(0, 1), write(0, 1)]).contains("different checkpoints"));
     let whole = write(0, 1);
@@ -120,7 +120,7 @@ fn a_path_may_be_a_run_a_checkpoint_or_a_file() {
     let mut bytes = vec![0; 8];
     file.read("h.0.bias", 1..3, &mut bytes).unwrap();
     assert_eq!(bytes, state(1, 10)[1].bytes[4..12]);
-    assert!(resolved(&shared, "runs").unwrap_err().to_string().contains("there is no checkpoint in it\n  hint: "));
+    assert!(resolved(&shared, "runs").unwrap_err().to_string().contains("it contains no checkpoint\n  hint: "));
     assert!(resolved(&shared, "elsewhere").unwrap_err().to_string().contains("elsewhere: cannot open"));
     disk.set_contents(&Path::new(ROOT).join("step-00000100/manifest.json"), vec![b'{'; 300]).unwrap();
     assert!(resolved(&shared, "runs/a").unwrap_err().to_string().contains("none of its 1 checkpoints is sound"));

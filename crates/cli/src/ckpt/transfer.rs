@@ -31,7 +31,7 @@ pub fn export(disk: &SharedDisk, path: &Path, out: &Path, to: Option<ExportTarge
     if let Some(config) = architecture.and_then(|architecture| architecture.config_of(settings)) {
         let beside = out.with_file_name("config.json");
         match beside.exists() {
-            true => println!("{}: is left as it was", beside.display()),
+            true => println!("{}: left unchanged", beside.display()),
             false => {
                 write_file(&beside, format!("{config:#}\n"))?;
                 println!("{}: the model's sizes", beside.display());
@@ -49,7 +49,7 @@ fn kind_of(settings: &[(String, String)]) -> Option<&str> {
 fn architecture_of(source: &TensorSource, to: ExportTarget) -> Result<&'static Architecture, Failure> {
     let kind = source.checkpoint().and_then(|checkpoint| kind_of(&checkpoint.header().settings));
     let Some(kind) = kind else {
-        let message = format!("{}: it is not known what model this is", source.path().display());
+        let message = format!("{}: the kind of model is unknown", source.path().display());
         return Err(Failure::usage(message, "export a checkpoint, or leave --to out"));
     };
     let target = match to {
@@ -65,7 +65,7 @@ fn architecture_of(source: &TensorSource, to: ExportTarget) -> Result<&'static A
             }
             None => "leave --to out: names stay as they are".into(),
         };
-        Failure::usage(format!("kolo knows no such names for the model `{kind}`"), &hint)
+        Failure::usage(format!("kolo has no such name mapping for the model `{kind}`"), &hint)
     })
 }
 
@@ -79,7 +79,7 @@ pub fn import(
     let job = read_job(kinds, job_file, set)?;
     let root = out.join(CHECKPOINTS);
     if newest_valid(disk, &root)?.checkpoint.is_some() {
-        return Err(Failure::usage(format!("{}: there is a run in it", out.display()), "name a new directory"));
+        return Err(Failure::usage(format!("{}: the directory contains a run", out.display()), "name a new directory"));
     }
     let graph = evaluation_graph(&*job.model, 1)?;
     let mut store = Store::new(&graph, job.seed);
@@ -123,7 +123,7 @@ fn check_config(disk: &SharedDisk, file: &Path, architecture: &Architecture, job
     }
     let beside = file.with_file_name("config.json");
     let Some(config) = transfer::read_json(disk.as_ref(), &beside)? else {
-        println!("{}: not there, so that heads, activation and epsilon are taken on trust", beside.display());
+        println!("{}: missing, so heads, activation and epsilon are not checked", beside.display());
         return Ok(());
     };
     let wrong = architecture.refuses_config(&config, &job.settings);

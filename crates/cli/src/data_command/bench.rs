@@ -34,7 +34,10 @@ const SECONDS_MAX: f64 = 3600.0;
 
 pub fn bench(kinds: &Kinds, args: &DataBenchArgs) -> Result<(), Failure> {
     if !(0.0..=SECONDS_MAX).contains(&args.seconds) {
-        return Err(Failure::usage(format!("--seconds {} is out of range", args.seconds), "choose some, up to 3600"));
+        return Err(Failure::usage(
+            format!("--seconds {} is out of range", args.seconds),
+            "give a number above 0, up to 3600",
+        ));
     }
     args.report.as_deref().map_or(Ok(()), check_writable)?;
     let job = load::job(kinds, &args.job, 1)?;

@@ -92,7 +92,7 @@ impl Drop for Temporary {
 }
 
 fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose a path that can be written")
+    Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
 }
 
 pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
@@ -103,8 +103,8 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     };
     let kind = writer::choose(args.to_format.as_deref(), &args.to).map_err(failed)?;
     if args.to.exists() && !args.overwrite {
-        let message = format!("{} is there already", args.to.display());
-        return Err(Failure::usage(message, "choose another name, or say --overwrite"));
+        let message = format!("{} already exists", args.to.display());
+        return Err(Failure::usage(message, "choose another name, or add --overwrite"));
     }
     let opened = open(std::slice::from_ref(&args.from), &args.input)?;
     let reader = chosen(opened.reader, &args.columns)?;

@@ -20,7 +20,7 @@ const RATIO_MAX: f64 = 1000.0;
 /// Reads a run's report and writes the device whose rates would have given its computing time.
 pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
     let wrong = |message: String| {
-        let hint = "name a report that `kolo train --report` of this version wrote";
+        let hint = "name a report written by `kolo train --report` of this version";
         Failure::usage(format!("{}: {message}", report.display()), hint)
     };
     let text = std::fs::read_to_string(report).map_err(|error| wrong(error.to_string()))?;
@@ -28,17 +28,18 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
     let number = |pointer: &str| {
         let found = value.pointer(pointer).and_then(Value::as_f64).filter(|number| *number > 0.0 && number.is_finite());
         found.ok_or_else(|| {
-            wrong(format!("`{}` is no number above 0", pointer.trim_start_matches('/').replace('/', ".")))
+            wrong(format!("`{}` is not a number above 0", pointer.trim_start_matches('/').replace('/', ".")))
         })
     };
     let parts = value.get("compared").and_then(Value::as_array).into_iter().flatten();
     let mut parts = parts.filter(|part| part.get("part").and_then(Value::as_str) == Some("compute"));
     let compute = parts.next();
     let measured = compute.and_then(|part| part.get("measured")).and_then(Value::as_f64);
-    let measured = measured.filter(|ms| *ms > 0.0).ok_or_else(|| wrong("it compares no computing time".into()))?;
+    let measured =
+        measured.filter(|ms| *ms > 0.0).ok_or_else(|| wrong("it has no planned and measured computing time".into()))?;
     let ratio = measured / number("/planned/compute_ms")?;
     if !(1.0 / RATIO_MAX..=RATIO_MAX).contains(&ratio) {
-        return Err(wrong(format!("computing took {ratio:.1} times as long as was planned")));
+        return Err(wrong(format!("computing took {ratio:.1} times as long as planned")));
     }
     let threads = number("/threads")?;
     let base = DeviceTable::built_in()?;
@@ -56,7 +57,7 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
         fitted_on: Some(format!("{}: {measured:.3} ms of computing", report.display())),
         ..known.clone()
     };
-    println!("computing took {ratio:.2} times as long as was planned");
+    println!("computing took {ratio:.2} times as long as planned");
     tell_links(&value);
     match entry {
         Some(path) => {
@@ -85,6 +86,6 @@ fn tell_links(report: &Value) {
         return;
     };
     let ratio = measured / planned;
-    println!("exchanges were waited for {ratio:.2} times as long as was planned; for a cluster file:");
+    println!("waiting for exchanges took {ratio:.2} times as long as planned; for a cluster file:");
     println!("[links.{LINK}]\nbandwidth_gbs = {:.3}\n", known.bandwidth / ratio / 1e9);
 }

@@ -77,16 +77,16 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
 /// Refuses flags that go with a search alone, or that no job can keep to.
 fn check(args: &PlanArgs) -> Result<(), Failure> {
     let limited = args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some();
-    let lost = [(args.write, "--write"), (limited, "--max-memory, --max-cost and --deadline")];
+    let lost = [(args.write, "--write requires"), (limited, "--max-memory, --max-cost and --deadline require")];
     if let Some((_, flag)) = lost.into_iter().find(|(given, _)| *given && !args.search) {
-        return Err(Failure::usage(format!("{flag}: no layout is looked for"), "add --search"));
+        return Err(Failure::usage(format!("{flag} --search"), "add --search"));
     }
     if args.write && args.job.job.is_none() {
-        return Err(Failure::usage("--write: there is no job file to write to", "name a job file"));
+        return Err(Failure::usage("--write needs a job file", "name a job file"));
     }
     if args.schedule.is_some() || args.explain {
         let hint = "leave out --cluster, --device, --search and --why, or --schedule and --explain";
-        return Err(Failure::usage("--schedule and --explain are about workers of this machine", hint));
+        return Err(Failure::usage("--schedule and --explain are for workers on this machine", hint));
     }
     for (flag, value) in [("--max-cost", args.max_cost), ("--deadline", args.deadline)] {
         if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.0)) {
@@ -139,7 +139,7 @@ impl Described<'_> {
         if let Some(beyond) = &found.beyond_limits {
             let cost = beyond.cost.map_or(String::new(), |cost| format!(" and costs {cost:.2}"));
             let message = format!(
-                "no layout keeps to --deadline and --max-cost: the fastest, {}, takes {}{cost}",
+                "no layout meets --deadline and --max-cost: the fastest, {}, takes {}{cost}",
                 beyond.candidate,
                 crate::simulate::duration(beyond.run_seconds)
             );
@@ -163,7 +163,7 @@ impl Described<'_> {
             return Err(Failure::usage(message, memory_hint(miss)));
         }
         let why = found.refusals.first().map_or(String::new(), |why| format!(": {}", why.replace('\n', " ")));
-        let message = format!("the job cannot be laid out on {} devices{why}", self.devices);
+        let message = format!("no layout of the job is possible on {} devices{why}", self.devices);
         Err(Failure::usage(message, "use a number of devices that is a power of two, or another batch"))
     }
 

@@ -143,7 +143,7 @@ fn print_time(p: &Prediction) {
         let [compute, exchange] = [tried.compute_seconds, tried.exchange_seconds].map(seconds);
         match p.hosts {
             1 => println!("                    {compute} compute, {exchange} exchange, per worker"),
-            _ => println!("                    compute alone: the network between hosts is not known here"),
+            _ => println!("                    compute only: the network between the hosts is unknown here"),
         }
     }
 }

@@ -37,11 +37,9 @@ pub fn check(args: &SimulateArgs) -> Result<(), Failure> {
         (args.spares > 0, "--spares"),
     ];
     match lost.into_iter().find(|(given, _)| *given && args.weeks.is_none()) {
-        Some((_, flag)) => {
-            Err(Failure::usage(format!("{flag}: without --weeks nothing fails"), "add --weeks, such as --weeks 4"))
-        }
+        Some((_, flag)) => Err(Failure::usage(format!("{flag} requires --weeks"), "add --weeks, such as --weeks 4")),
         None if args.elastic && args.spares > 0 => {
-            let hint = "keep one of the two: an elastic job goes on without the devices that are lost";
+            let hint = "drop one of the two: an elastic job continues without the lost devices";
             Err(Failure::usage("--elastic cannot be combined with --spares", hint))
         }
         None => Ok(()),
@@ -60,7 +58,7 @@ pub fn simulate(
     let devices = model.layout.workers();
     let parts = parts(cluster, devices);
     if parts.iter().all(|part| part.clock.rate() == 0.0) {
-        let message = "--weeks: the cluster file does not say how often anything fails";
+        let message = "--weeks: the cluster file has no failure rates";
         let hint = "add `[failures]` with `device_mtbf_hours` or `host_mtbf_hours`";
         return Err(Failure::usage(message, hint));
     }

@@ -149,7 +149,7 @@ pub fn too_few_elastic_workers() {
     let lost = |line: &&str| line.starts_with("rank 1 ");
     assert_eq!(end.error.lines().filter(lost).count(), 1, "{}", end.about);
     end.error = end.error.lines().filter(|line| !lost(line)).map(|line| format!("{line}\n")).collect();
-    end.check(SOON, 1, &["error: only 3 workers are left, and the job needs at least 4", "was lost at step "]);
+    end.check(SOON, 1, &["error: only 3 workers are left, but the job needs at least 4", "was lost at step "]);
 }
 
 /// With ZeRO-1, a worker and the one that keeps a copy of its share: the state is gone, and the job says what to do.
@@ -175,7 +175,7 @@ pub fn a_worker_and_its_buddy_are_lost() {
         end.about
     );
     end.error = end.error.lines().filter(told).map(|line| format!("{line}\n")).collect();
-    end.check(SOON, 1, &["is lost: nobody who is left has `", "from the newest checkpoint with --resume"]);
+    end.check(SOON, 1, &["is lost: no remaining worker has `", "from the newest checkpoint with --resume"]);
     // With a checkpoint, it goes back to that by itself.
     let options = ["-n", "4", "--restarts", "0", "--set", "parallel.zero=1", "--set", "checkpoint.every=20 steps"];
     let outcome = survive(&options, "a worker and its buddy, with checkpoints".into(), |job| {
@@ -194,5 +194,5 @@ pub fn a_worker_and_its_buddy_are_lost() {
         [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGKILL));
     });
     let error = &outcome.end.error;
-    assert!(error.contains("going on at step ") && error.contains("was lost together with"), "{}", outcome.end.about);
+    assert!(error.contains("continuing at step ") && error.contains("was lost together with"), "{}", outcome.end.about);
 }

@@ -90,7 +90,7 @@ fn look(path: std::path::PathBuf, over: Arc<AtomicBool>, seen: Arc<Mutex<Seen>>)
         let now = Instant::now();
         let Seen { lost: noticed, resumed: gone_on } = &mut *seen.lock().unwrap();
         let lost = text.lines().filter(|line| line.contains(" was lost")).count();
-        let resumed = text.lines().filter(|line| line.starts_with("going on at step ")).count();
+        let resumed = text.lines().filter(|line| line.starts_with("continuing at step ")).count();
         noticed.resize(lost.max(noticed.len()), now);
         gone_on.resize(resumed.max(gone_on.len()), now);
         std::thread::sleep(Duration::from_micros(500));

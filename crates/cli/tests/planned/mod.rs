@@ -101,10 +101,10 @@ fn what_no_layout_can_keep_to_is_said() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     assert!(refused(&["--max-memory", "1MB"]).contains("no layout of 8 devices fits into 977 KiB: the nearest"));
-    assert!(refused(&["--deadline", "1e-9"]).contains("no layout keeps to --deadline and --max-cost: the fastest"));
+    assert!(refused(&["--deadline", "1e-9"]).contains("no layout meets --deadline and --max-cost: the fastest"));
     let many = run_in(dir.path(), &["simulate", "job.toml", "--cluster", "cluster.toml", "-n", "2048"]);
     let said = String::from_utf8_lossy(&many.stderr).into_owned();
-    assert!(said.contains("2048 devices are wanted, but the cluster \"pod\" has 1024"), "{said}");
+    assert!(said.contains("2048 devices requested, but the cluster \"pod\" has 1024"), "{said}");
 }
 
 /// What each rank of a timeline computes, in order: runs of passes.

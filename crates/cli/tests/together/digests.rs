@@ -140,7 +140,9 @@ fn with_weights_in_one_place() {
     let mut command = under(&[KOLO, "train", "-n", "2", "--transport", "tcp"], dir.path());
     let ended = run(command.args(["--set", "parallel.central=true", "--quiet"]), crate::job::LIMIT);
     assert_eq!(ended.code, Some(1), "{ended}");
-    assert!(ended.only_error().contains("central storage needs all workers on one host, but they talk over tcp"));
+    assert!(
+        ended.only_error().contains("central storage needs all workers on one host, but they communicate over tcp")
+    );
 }
 
 /// Tensors so large that a worker's share ends inside of one, with norms of whole tensors.

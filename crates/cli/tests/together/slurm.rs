@@ -120,7 +120,7 @@ fn a_step_with_different_jobs_is_refused(cluster: &Cluster) {
     assert!(ours.contains("`job.seed` is `1` at rank 3 on ") && ours.contains("`0` at ranks 0, 1 and 2"), "{ended}");
     let ended = run(cluster.command(&SRUN, dir.path()).args(Job::Digits.quiet()).args(["--hosts", "a:2"]), LIMIT);
     assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
-    assert!(ended.stderr.contains("--hosts: the workers are started by srun, 4 of them"), "{ended}");
+    assert!(ended.stderr.contains("--hosts: srun started the workers, 4 of them"), "{ended}");
 }
 
 /// Before it runs, before and while it joins, and at work: whenever it is stopped, one message names it. When it is woken
@@ -257,7 +257,7 @@ fn a_batch_job_that_loses_a_task(cluster: &Cluster, alone: &str) {
     batch.agrees(alone);
     let printed = batch.printed();
     assert!(printed.contains("rank 2 on ") && printed.contains("was lost at step "), "{printed}");
-    assert!(printed.contains("going on at step "), "{printed}");
+    assert!(printed.contains("continuing at step "), "{printed}");
 }
 
 /// Told that its time is over, a job saves its state, goes back to the queue, and goes on from there.
@@ -279,7 +279,7 @@ fn a_batch_job_that_is_requeued(cluster: &Cluster, alone: &str) {
     }
     batch.agrees(alone);
     let printed = batch.printed();
-    assert!(printed.contains("interrupted after ") && printed.contains("going on after step "), "{printed}");
+    assert!(printed.contains("interrupted after ") && printed.contains("resuming after step "), "{printed}");
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn a_run_is_evaluated_as_it_was_trained_and_predicts() {
         assert_eq!(*row, format!("{},{},{}", value["record"], value["class"], value["probability"]));
     }
     predicts_files_without_having_seen_any(dir.path(), &rows[1..]);
-    fails(dir.path(), &["generate", "run", "--prompt", "a"], "the model does not continue texts");
+    fails(dir.path(), &["generate", "run", "--prompt", "a"], "the model does not generate text");
     fails(dir.path(), &["eval", "run", "--test"], "the job has no test files");
     fails(dir.path(), &["eval", "nowhere"], "nowhere");
 }
@@ -97,7 +97,7 @@ fn predicts_files_without_having_seen_any(dir: &Path, held_out: &[&str]) {
     fails(
         dir,
         &["predict", "run", "small.csv"],
-        "has 2 numbers in a record, where 64 are wanted: \"a\", \"b\", \"kind\"",
+        "has 2 numbers in a record, but 64 are expected: \"a\", \"b\", \"kind\"",
     );
 }
 
@@ -154,9 +154,9 @@ fn data_are_inspected_and_converted() {
         text.lines().map(|line| line.split(',').map(cell).collect()).collect()
     };
     assert_eq!(numbers(read("back.csv")), numbers(read("table.csv")));
-    fails(dir.path(), &["data", "convert", "table.csv", "back.csv"], "back.csv is there already");
+    fails(dir.path(), &["data", "convert", "table.csv", "back.csv"], "back.csv already exists");
     fails(dir.path(), &["data", "convert", "table.csv", "a.npz"], "`kind` holds no numbers");
-    fails(dir.path(), &["data", "convert", "table.csv", "a.xyz"], "the ending does not say what to write");
+    fails(dir.path(), &["data", "convert", "table.csv", "a.xyz"], "the file ending does not name a format");
     fails(dir.path(), &["data", "inspect", "table.csv", "--sheet", "a.png"], "no column holds images");
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).expect("files").filter_map(|entry| Some(entry.ok()?.file_name())).collect();

@@ -132,12 +132,12 @@ impl Elastic {
         if hello.rank != ANY_RANK {
             return match self.workers.get(&hello.rank) {
                 Some(state) if state.link.is_none() && state.is_here() => self.difference(hello),
-                Some(_) => Some(format!("another process is worker {} already", hello.rank)),
+                Some(_) => Some(format!("worker {} is already another process", hello.rank)),
                 None => Some(format!("the job has no worker {}", hello.rank)),
             };
         }
         if self.workers.len() >= WORKERS_MAX {
-            return Some(format!("the job has seen {WORKERS_MAX} workers, and takes in no more"));
+            return Some(format!("the job has seen {WORKERS_MAX} workers and accepts no more"));
         }
         self.difference(hello)
     }
@@ -290,7 +290,7 @@ impl Elastic {
         let late = |state: &WorkerState| state.is_connected() && state.ready != Some(generation);
         let late: Vec<usize> =
             self.workers.iter().filter(|(_, state)| late(state)).map(|(worker, _)| *worker).collect();
-        let why = format!("it did not leave its work within {} ms to regroup", self.config.deadlines.stall_ms());
+        let why = format!("it did not stop its step within {} ms to regroup", self.config.deadlines.stall_ms());
         for worker in late {
             self.lose(now_ms, worker, why.clone(), actions);
         }

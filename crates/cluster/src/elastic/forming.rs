@@ -31,7 +31,7 @@ impl Elastic {
             return self.end(now_ms, self.too_few(here.len()), actions);
         }
         if self.progressed && here.iter().all(|worker| self.workers[worker].position.is_none()) {
-            let text = "no worker is left that has the state of the job\n  hint: go on from the newest checkpoint with --resume";
+            let text = "no remaining worker has the state of the job\n  hint: continue from the newest checkpoint with --resume";
             return self.end(now_ms, self.failed(text.into()), actions);
         }
         self.form(now_ms, here, ranks, actions);
@@ -91,8 +91,8 @@ impl Elastic {
             1 => "only one worker is left".into(),
             _ => format!("only {here} workers are left"),
         };
-        let mut text = format!("{left}, and the job needs at least {min} that share its {grains} grains (--min {min})");
+        let mut text = format!("{left}, but the job needs at least {min} that share its {grains} grains (--min {min})");
         self.lost.iter().for_each(|lost| text += &format!("\n  {lost}"));
-        self.failed(text + "\n  hint: go on from the newest checkpoint with --resume, or lower --min")
+        self.failed(text + "\n  hint: continue from the newest checkpoint with --resume, or lower --min")
     }
 }

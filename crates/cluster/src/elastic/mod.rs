@@ -42,7 +42,7 @@ pub struct ElasticConfig {
     pub min: usize,
     /// The number of ranks must divide it.
     pub grains: usize,
-    /// How often lost workers are started again, all together.
+    /// How many restarts of lost workers are allowed, in total.
     pub restarts: u32,
     pub deadlines: Deadlines,
     /// Whether exits of the launcher's workers are reported.
@@ -58,7 +58,7 @@ pub struct ElasticOptions {
     pub min: usize,
     /// The number of ranks must divide it.
     pub grains: usize,
-    /// How often lost workers are started again, all together.
+    /// How many restarts of lost workers are allowed, in total.
     pub restarts: u32,
     /// Whether each worker holds a part of the state, so that all are needed to put it together.
     pub sharded: bool,

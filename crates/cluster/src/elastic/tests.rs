@@ -100,7 +100,7 @@ fn three_of_four_go_on_as_two_and_a_spare() {
     job.step(CoordinatorEvent::Exited { rank: 1, exit: KILLED });
     job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
     let actions = job.say(0, 2, ControlMessage::Ready { position: Some(120) });
-    assert!(text(&actions).starts_with("no worker is left that has the state of the job"), "{actions:?}");
+    assert!(text(&actions).starts_with("no remaining worker has the state of the job"), "{actions:?}");
 }
 
 /// Where each worker holds a part of the state, a spare hands its part over before it is one.
@@ -143,7 +143,7 @@ fn too_few_end_the_job_and_say_so() {
     job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
     (0..2).for_each(|worker| drop(job.say(worker, 1, ControlMessage::Ready { position: Some(1) })));
     let text = text(&job.say(2, 1, ControlMessage::Ready { position: Some(1) }));
-    assert!(text.starts_with("only 3 workers are left, and the job needs at least 4"), "{text}");
+    assert!(text.starts_with("only 3 workers are left, but the job needs at least 4"), "{text}");
     assert!(text.contains("rank 3 on a was lost at step 0") && text.contains("--resume"), "{text}");
 }
 

@@ -17,7 +17,7 @@ impl Communicator {
         }
         if request.kind.is_message() && (request.peer >= size || request.peer == self.rank()) {
             return bad(format!(
-                "{} between rank {} and itself or nobody ({})",
+                "{} between rank {} and itself or a rank that does not exist ({})",
                 request.kind.name(),
                 self.rank(),
                 request.peer

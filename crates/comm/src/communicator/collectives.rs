@@ -109,7 +109,7 @@ impl Communicator {
         if !input.len().is_multiple_of(self.size()) {
             let (count, size) = (input.len(), self.size());
             return Err(Fault::BadCall(format!(
-                "all_to_all of {count} elements, which is no multiple of {size} ranks"
+                "all_to_all of {count} elements, which is not a multiple of {size} ranks"
             )));
         }
         let counts = self.equal(input.len());

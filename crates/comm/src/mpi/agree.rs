@@ -121,8 +121,8 @@ impl MpiGroup {
         self.gather_longs(&own, &mut all, wait)?;
         let [sender, coming, expected] = std::array::from_fn(|at| all[own.len() * receiver + at]);
         Err(Fault::BadCall(format!(
-            "ranks disagree: in {}, {} expects {expected} elements from {}, which sends {coming}\n  hint: what a rank sends \
-             to another must be as much as that one expects",
+            "ranks disagree: in {}, {} expects {expected} elements from {}, which sends {coming}\n  hint: a rank must send \
+             exactly as much as the other one expects",
             task.fingerprint,
             self.rank_name(receiver, watch),
             self.rank_name((sender as usize).min(self.size() - 1), watch),

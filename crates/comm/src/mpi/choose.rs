@@ -137,7 +137,7 @@ impl Launch {
             _ => "Open MPI or MPICH",
         };
         format!(
-            "this process was started by {}, and no library of {package} can be loaded:\n    {}\n  hint: install it, put \
+            "this process was started by {}, but no library of {package} can be loaded:\n    {}\n  hint: install it, put \
              its folder into LD_LIBRARY_PATH, or name the library with --mpi-library PATH",
             self.describe(),
             tried.join("\n    ")

@@ -209,7 +209,7 @@ fn initialise(library: &Library) -> Result<(), Fault> {
     // SAFETY: may be called at any time.
     library.call("Initialized", |f| unsafe { (f.initialized)(&mut initialized) })?;
     if initialized != 0 {
-        return Err(Fault::BadCall("MPI is initialised once in a process, and it has been".into()));
+        return Err(Fault::BadCall("MPI can be initialised only once in a process, and it already has been".into()));
     }
     let (serialized, multiple) = (library.constants.thread_serialized, library.constants.thread_multiple);
     let mut provided: c_int = 0;

@@ -164,8 +164,8 @@ impl MpiWire {
         }
         if bytes != receiving.bytes as u64 {
             return Err(Fault::BadCall(format!(
-                "ranks disagree: in {theirs}, {} expects {} bytes from {}, which sends {bytes}\n  hint: what a rank sends \
-                 to another must be as much as that one expects",
+                "ranks disagree: in {theirs}, {} expects {} bytes from {}, which sends {bytes}\n  hint: a rank must send \
+                 exactly as much as the other one expects",
                 self.group.rank_name(self.group.rank(), &self.watch),
                 receiving.bytes,
                 self.group.rank_name(receiving.from, &self.watch),

@@ -30,12 +30,12 @@ const TURNS_CROWDED: u32 = 2;
 const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
 /// Turns in which nothing moves, and time at most, before a loss is reported: what arrived before it may be all that the
 /// call needs.
-const DOOM_TURNS: u32 = 2;
-const DOOM_LIMIT: Duration = Duration::from_millis(10);
+const LOSS_GRACE_TURNS: u32 = 2;
+const LOSS_GRACE_LIMIT: Duration = Duration::from_millis(10);
 /// A rank that waits longer than this says in which call.
 const NOTICE_AFTER: Duration = Duration::from_millis(100);
 /// How long a failing rank may take to say why.
-const ACCOUNT_LIMIT: Duration = Duration::from_millis(100);
+const FAILURE_REPORT_LIMIT: Duration = Duration::from_millis(100);
 
 /// One rank's end of a mesh of TCP streams.
 pub struct TcpWire {
@@ -141,7 +141,7 @@ impl TcpWire {
             StreamStop::Failed(failure) => {
                 let (own, call) = (self.mesh_rank.world[self.mesh_rank.rank], self.waits(peer));
                 let told = failure_report::decode(&failure, rank, own, call.as_ref(), &self.watch);
-                told.unwrap_or_else(|| rejected("its failure report makes no sense".into()))
+                told.unwrap_or_else(|| rejected("its failure report is malformed".into()))
             }
             StreamStop::Mismatch { mine, mine_bytes, theirs, theirs_bytes } => {
                 self.mismatch(peer, (*mine, mine_bytes), (*theirs, theirs_bytes))
@@ -250,7 +250,7 @@ impl TcpWire {
     fn judge(&mut self, moved: bool) -> Result<(), Fault> {
         self.still = if moved { 0 } else { self.still + 1 };
         if let Some((fault, since)) = &self.pending_fault
-            && (self.still >= DOOM_TURNS || since.elapsed() > DOOM_LIMIT)
+            && (self.still >= LOSS_GRACE_TURNS || since.elapsed() > LOSS_GRACE_LIMIT)
         {
             let fault = fault.clone();
             return Err(self.fail(fault));
@@ -369,7 +369,7 @@ impl Wire for TcpWire {
     /// Tells the others what went wrong, so that all name the same culprit; the wire is of no more use.
     fn cancel(&mut self, fault: &Fault) {
         let fault = self.fail(fault.clone());
-        self.leave(FrameKind::Failed, &failure_report::encode(&fault), ACCOUNT_LIMIT);
+        self.leave(FrameKind::Failed, &failure_report::encode(&fault), FAILURE_REPORT_LIMIT);
     }
 }
 

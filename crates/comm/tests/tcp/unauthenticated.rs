@@ -33,7 +33,7 @@ fn visited(options: kolo_comm::tcp::TcpOptions, visit: impl FnOnce(u16, &kolo_co
             assert_eq!(data, [2f32; 100]);
         };
         scope.spawn(move || work(0));
-        // Rank 0 goes on to wait for rank 1 at its door.
+        // Rank 0 goes on to wait for rank 1 at its listener.
         meeting.pretend(1);
         let port = meeting.port(0);
         visit(port, &options);

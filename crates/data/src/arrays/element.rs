@@ -42,7 +42,7 @@ impl Element {
             Element::BF16 => out.extend(twos.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32())),
             Element::F32 => out.extend(fours.iter().map(|bytes| f32::from_le_bytes(*bytes))),
             Element::F64 => out.extend(eights.iter().map(|bytes| f64::from_le_bytes(*bytes) as f32)),
-            _ => debug_assert!(false, "{self} is no type of real numbers"),
+            _ => debug_assert!(false, "{self} is not a floating-point type"),
         }
     }
 
@@ -63,7 +63,7 @@ impl Element {
                 out.extend(eights.iter().map(|bytes| i64::from_le_bytes(*bytes)));
                 return out[before..].iter().position(|value| *value < 0);
             }
-            _ => debug_assert!(false, "{self} is no type of whole numbers"),
+            _ => debug_assert!(false, "{self} is not an integer type"),
         }
         None
     }

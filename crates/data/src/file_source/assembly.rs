@@ -180,7 +180,7 @@ impl InputColumn {
                 Ok(number) => reals.push(number),
                 Err(_) if text.trim().is_empty() => return self.fill_up(reals, start),
                 Err(_) => {
-                    let message = format!("column \"{}\" holds \"{}\", which is no number", self.name, shown(text));
+                    let message = format!("column \"{}\" holds \"{}\", which is not a number", self.name, shown(text));
                     return Err(ReadError::new(message, "leave it out of `inputs`, or add a one_hot transform"));
                 }
             },
@@ -188,7 +188,7 @@ impl InputColumn {
         }
         let found = reals.len() - start;
         if found != self.elements {
-            let message = format!("column \"{}\" has {found} values, where {} are expected", self.name, self.elements);
+            let message = format!("column \"{}\" has {found} values, but {} are expected", self.name, self.elements);
             return Err(ReadError::new(message, "every record must have the same number of values"));
         }
         match reals[start..].iter().any(|value| value.is_nan()) {
@@ -225,12 +225,12 @@ fn tokens(value: &RecordValue, len: usize, classes: usize, out: &mut Value) -> R
     let damaged = |message: String| Err(ReadError::new(message, "the file is damaged, or `vocab` is too small"));
     let RecordValue::Ints(values) = value else { return damaged("the tokens are missing".into()) };
     if values.len() != len {
-        return damaged(format!("there are {} tokens, where {len} are expected", values.len()));
+        return damaged(format!("there are {} tokens, but {len} are expected", values.len()));
     }
     // A target may also be ignored.
     let known = -1..classes as i64;
     match values.iter().find(|token| !known.contains(token)) {
-        Some(token) => damaged(format!("token {token}, where tokens are below {classes}")),
+        Some(token) => damaged(format!("token {token} is out of range: tokens are below {classes}")),
         None => {
             out.set_indices().extend(values.iter().map(|token| *token as i32));
             Ok(())
@@ -301,7 +301,7 @@ fn interleave(value: &RecordValue, shape: [usize; 3], out: &mut Pixels) -> Resul
     };
     let area = height * width;
     if bytes.len() != channels * area {
-        let message = format!("there are {} bytes of pixels, where {} are expected", bytes.len(), channels * area);
+        let message = format!("there are {} bytes of pixels, but {} are expected", bytes.len(), channels * area);
         return Err(ReadError::new(message, "copy or make the file again"));
     }
     (out.channels, out.height, out.width) = (channels, height, width);

@@ -126,7 +126,7 @@ impl Seen {
             false => Ok(()),
             true => Err(ReadError::new(
                 format!("the column has more than {CLASSES_MAX} different values"),
-                "a target of numbers wants `task = \"regression\"`; otherwise give the number of `classes`",
+                "for a numeric target write `task = \"regression\"`; otherwise give the number of `classes`",
             )),
         }
     }
@@ -177,7 +177,7 @@ fn scan(
             seen.whole.len(),
             seen.count
         );
-        return Err(refuse(message, &format!("{regression}; `task = \"classification\"` takes it as it is")));
+        return Err(refuse(message, &format!("{regression}; `task = \"classification\"` uses its values as classes")));
     }
     let (lookup, names): (Lookup, Vec<String>) = match seen.names.is_empty() {
         false => (Lookup::of_names(seen.names.iter().map(String::as_str)), seen.names.into_iter().collect()),

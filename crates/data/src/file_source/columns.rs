@@ -46,14 +46,14 @@ pub(crate) fn choose(
         target = chosen.pop_if(|_| inputs.is_empty());
     }
     if target.is_some_and(|target| chosen.contains(&target)) {
-        return Err(settings.wrong("inputs", "has the target in it", "leave the target out of the inputs"));
+        return Err(settings.wrong("inputs", "includes the target", "leave the target out of the inputs"));
     }
     if chosen.is_empty() {
         let message = format!("has no column that could be an input: it has {}", list(columns));
         return Err(settings.wrong("source", message, "name them: `inputs = [\"a\", \"b\"]`"));
     }
     if target.is_none() && kind != InputKind::Tokens {
-        let message = format!("has no column that is known as a target: it has {}", list(columns));
+        let message = format!("has no column that looks like a target: it has {}", list(columns));
         return Err(settings.wrong("source", message, "name it: `target = \"…\"` under [data]"));
     }
     Ok(Chosen { kind, inputs: chosen, target })
@@ -81,7 +81,7 @@ pub(crate) fn find(
         let near = nearest(name, columns.iter().map(|column| column.name.as_str()));
         let near = near.map_or(String::new(), |near| format!("did you mean \"{near}\"? "));
         let hint = format!("{near}The columns are {}", list(columns));
-        settings.wrong(key, format!("names the column \"{name}\", which is not there"), hint)
+        settings.wrong(key, format!("names the column \"{name}\", which does not exist"), hint)
     })
 }
 
@@ -127,7 +127,7 @@ fn input_kind(columns: &[RecordColumn], inputs: &[usize], settings: &Settings) -
         None => Ok(InputKind::Table),
         Some(column) => {
             let what = match column.kind {
-                RecordKind::Bytes => "holds bytes of no known meaning",
+                RecordKind::Bytes => "holds bytes of an unknown format",
                 _ => "cannot be joined with others",
             };
             let message = format!("names the column \"{}\", which {what}", column.name);
@@ -177,16 +177,16 @@ mod tests {
         let columns = [real("age"), real("height")];
         assert_eq!(
             chosen(&columns, &[("target", text("hight"))]).unwrap_err(),
-            "job.toml:2: `data.target` names the column \"hight\", which is not there\n  hint: did you mean \"height\"? \
+            "job.toml:2: `data.target` names the column \"hight\", which does not exist\n  hint: did you mean \"height\"? \
              The columns are \"age\", \"height\""
         );
         let both = [("target", text("age")), ("inputs", Setting::List(vec![text("age")]))];
-        assert!(chosen(&columns, &both).unwrap_err().contains("has the target in it"));
+        assert!(chosen(&columns, &both).unwrap_err().contains("includes the target"));
         let named = [("inputs", Setting::List(vec![text("age")]))];
-        assert!(chosen(&columns, &named).unwrap_err().contains("no column that is known as a target"));
+        assert!(chosen(&columns, &named).unwrap_err().contains("no column that looks like a target"));
         assert!(chosen(&[column("a", RecordKind::Text)], &[]).unwrap_err().contains("could be an input: it has \"a\""));
         let bytes = [column("a", RecordKind::Bytes), real("y")];
         let named = [("inputs", Setting::List(vec![text("a")]))];
-        assert!(chosen(&bytes, &named).unwrap_err().contains("bytes of no known meaning"));
+        assert!(chosen(&bytes, &named).unwrap_err().contains("bytes of an unknown format"));
     }
 }

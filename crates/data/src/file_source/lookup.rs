@@ -26,7 +26,7 @@ impl Lookup {
         let whole = || match value {
             RecordValue::Ints(values) if values.len() == 1 => Ok(values[0]),
             RecordValue::Reals(values) if values.len() == 1 => whole_number(values[0]),
-            RecordValue::Text(text) => text.trim().parse().map_err(|_| format!("\"{}\" is no class", shown(text))),
+            RecordValue::Text(text) => text.trim().parse().map_err(|_| format!("\"{}\" is not a class", shown(text))),
             RecordValue::Missing => Err("the target is missing".into()),
             _ => Err("the target is not one value".into()),
         };
@@ -37,7 +37,7 @@ impl Lookup {
             },
             Lookup::Whole(known) => {
                 let value = whole()?;
-                known.get(&value).copied().ok_or_else(|| format!("the target is {value}, which is no known class"))
+                known.get(&value).copied().ok_or_else(|| format!("the target is {value}, which is not a known class"))
             }
             Lookup::Names(names) => {
                 let found = match value {
@@ -45,8 +45,8 @@ impl Lookup {
                     _ => names.get(&whole()?.to_string()),
                 };
                 found.copied().ok_or_else(|| match value {
-                    RecordValue::Text(text) => format!("\"{}\" is no known class", shown(text)),
-                    _ => format!("the target {value:?} is no known class"),
+                    RecordValue::Text(text) => format!("\"{}\" is not a known class", shown(text)),
+                    _ => format!("the target {value:?} is not a known class"),
                 })
             }
         }
@@ -91,7 +91,7 @@ mod tests {
         }
         let names = Lookup::of_names(["cat", "7"].into_iter());
         assert_eq!((names.class(&text("cat")), names.class(&RecordValue::Ints(vec![7]))), (Ok(0), Ok(1)));
-        assert_eq!(names.class(&text("dog")), Err("\"dog\" is no known class".into()));
+        assert_eq!(names.class(&text("dog")), Err("\"dog\" is not a known class".into()));
         let whole = Lookup::Whole([(-1, 0), (5, 1)].into());
         assert_eq!((whole.class(&RecordValue::Ints(vec![5])), whole.class(&text("-1"))), (Ok(1), Ok(0)));
     }

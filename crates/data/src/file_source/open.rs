@@ -32,7 +32,7 @@ pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
     for key in ["validation", "test"] {
         let name = settings.text(key, "")?;
         if stream::is_pipe(&name) {
-            let message = format!("is \"{name}\", a pipe, and evaluations read their samples again and again");
+            let message = format!("is \"{name}\", a pipe, but every evaluation reads its samples again");
             return Err(settings.wrong(key, message, "name files"));
         }
         if !name.is_empty() {
@@ -199,11 +199,11 @@ fn first_image(part: &Part, skips: bool) -> Result<Pixels, ReadError> {
 
 fn token_input(part: &Part, target: &Target, settings: &Settings) -> Result<Input, OpenError> {
     let RecordKind::Int { shape, classes: Some(classes) } = &part.reader.columns()[part.places.inputs[0]].kind else {
-        return Err(settings.wrong("inputs", "are no tokens", "name a column of tokens").into());
+        return Err(settings.wrong("inputs", "are not tokens", "name a column of tokens").into());
     };
     let len = shape[0];
     if matches!(target, Target::Next) && len < 2 {
-        let message = "has one token per sample, and none that comes next";
+        let message = "has one token per sample and thus no next token";
         return Err(settings.wrong("source", message, "make `context` larger").into());
     }
     Ok(Input::Tokens { len, classes: *classes })
@@ -327,7 +327,7 @@ pub(super) fn fields_of(form: &Form, settings: &Settings) -> Result<Vec<Field>, 
             ValueForm::Image { .. } => "end the list with a crop, or resize to `[height, width]`",
             _ => "add `{ kind = \"one_hot\" }` to `transforms`, or leave the column out of `inputs`",
         };
-        settings.wrong("source", format!("cannot be used as it is: {message}"), hint)
+        settings.wrong("source", format!("cannot be used as is: {message}"), hint)
     };
     let x = form.x.field("x").map_err(wrong)?;
     let y = form.y.as_ref().map(|y| y.field("y")).transpose().map_err(wrong)?;

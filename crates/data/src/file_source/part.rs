@@ -127,7 +127,7 @@ impl Part {
         let class = |name: &String| {
             known.get(name).copied().ok_or_else(|| {
                 let message =
-                    format!("is \"{}\", which has the class \"{name}\", but the classes are others", self.name);
+                    format!("is \"{}\", which has the class \"{name}\", but the training files do not", self.name);
                 settings.wrong(key, message, format!("the classes are {}", super::classes::listed(classes)))
             })
         };

@@ -39,7 +39,7 @@ fn input_of(
     settings: &mut Settings,
 ) -> Result<(Input, Vec<usize>), SettingError> {
     let refused = |message: String| {
-        let hint = format!("the model wants {field}: give images, or columns of numbers, that fit it");
+        let hint = format!("the model expects {field}: give images or columns of numbers that match");
         settings.wrong("source", message, hint)
     };
     if let Kind::Index { classes } = field.kind {
@@ -76,7 +76,7 @@ fn input_of(
     if given != field.elements() {
         let shown = list(columns);
         return Err(refused(format!(
-            "has {given} numbers in a record, where {} are wanted: {shown}",
+            "has {given} numbers in a record, but {} are expected: {shown}",
             field.elements()
         )));
     }

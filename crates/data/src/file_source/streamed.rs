@@ -48,7 +48,7 @@ impl Part {
     pub fn check_scan(&self, settings: &Settings, key: &str, hint: &str) -> Result<(), SettingError> {
         match self.is_pipe() {
             true => {
-                let message = "would take a look at all samples, and those of a pipe can be read only once";
+                let message = "would have to read all samples first, but a pipe can be read only once";
                 Err(settings.wrong(key, message, hint))
             }
             false => Ok(()),
@@ -143,7 +143,7 @@ impl FileSource {
             }
         }
         let tried = records.others.len();
-        let message = format!("{}; nor can {tried} others that were tried in its place", error.message);
+        let message = format!("{}; {tried} replacements that were tried cannot be read either", error.message);
         Err(ReadError { message, ..error })
     }
 
@@ -154,7 +154,9 @@ impl FileSource {
         scratch: &mut Scratch,
     ) -> Result<(), ReadError> {
         let (part, at) = self.locate(draw.sample);
-        let Some(stream) = &part.stream else { return Err(ReadError::new("it is of no stream", "this is a bug")) };
+        let Some(stream) = &part.stream else {
+            return Err(ReadError::new("it is not part of a stream", "this is a bug"));
+        };
         let mut place = None;
         let mut read = |record: &mut Record| {
             let raw = (records.fetch)(draw.sample)?;

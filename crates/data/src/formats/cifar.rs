@@ -122,7 +122,7 @@ fn arrays(file: &DataFile, fine: bool, settings: &Settings) -> Result<Vec<Array>
 
 fn not_cifar(contents: &Contents) -> ReadError {
     let (bytes, short) = (contents.bytes(), contents.bytes() % (PIXELS + 1));
-    let message = format!("{bytes} bytes are no whole number of images of 3073 or 3074 bytes with their labels");
+    let message = format!("{bytes} bytes are not a multiple of 3073 or 3074, the bytes of an image with its labels");
     contents.damaged(bytes - short, message)
 }
 

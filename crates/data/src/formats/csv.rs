@@ -140,7 +140,8 @@ fn delimiter(extension: &str, head: &[u8], settings: &Settings) -> Result<u8, Op
 }
 
 fn other_columns(path: &Path, wanted: &[String], found: &[String]) -> ReadError {
-    let message = format!("its columns are {}, and those of the first file {}", found.join(", "), wanted.join(", "));
+    let message =
+        format!("its columns are {}, but those of the first file are {}", found.join(", "), wanted.join(", "));
     ReadError::new(message, "give files with the same columns").in_file(path).at(0)
 }
 
@@ -192,14 +193,14 @@ impl CsvReader {
         }
         if !matches!(outcome, ReadRecordResult::Record) || count != self.columns.len() {
             let found = if count > self.columns.len() { "more".into() } else { count.to_string() };
-            let message = format!("the line has {found} cells, and there are {} columns", self.columns.len());
-            return Err(Problem { message, hint: "correct the line, or skip such with `on_error = \"skip\"`" });
+            let message = format!("the line has {found} cells, but there are {} columns", self.columns.len());
+            return Err(Problem { message, hint: "correct the line, or skip bad lines with `on_error = \"skip\"`" });
         }
         let mut start = 0;
         for (number, (column, end)) in self.columns.iter().zip(&ends).enumerate() {
             scan::read_cell(&cells[start..*end], &column.kind, number, record).map_err(|message| Problem {
                 message: format!("column \"{}\" {message}", column.name),
-                hint: "correct the cell, or skip such lines with `on_error = \"skip\"`",
+                hint: "correct the cell, or skip bad lines with `on_error = \"skip\"`",
             })?;
             start = *end;
         }

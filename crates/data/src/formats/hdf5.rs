@@ -139,7 +139,7 @@ impl OpenFile {
             })?;
             let claimed = column.row_bytes().saturating_mul(rows);
             if claimed > file_bytes.saturating_mul(PACKING_MAX) || column.row_bytes() > READ_BYTES_MAX as u64 {
-                let message = format!("its dataset \"{name}\" claims {claimed} bytes, and the file has {file_bytes}");
+                let message = format!("its dataset \"{name}\" claims {claimed} bytes, but the file has {file_bytes}");
                 return Err(failed(&path, "it cannot be read", message));
             }
             columns.push(column);
@@ -202,7 +202,7 @@ fn choose(found: Vec<(String, Dataset)>, named: &[String], path: &Path) -> Resul
 fn same_rows(found: &[(String, Dataset)], path: &Path) -> Result<u64, ReadError> {
     let rows = |dataset: &Dataset| dataset.shape().first().copied().unwrap_or(0);
     let Some((name, first)) = found.first() else {
-        return Err(ReadError::new("it has no datasets", "look at it with `h5dump -n`").in_file(path));
+        return Err(ReadError::new("it has no datasets", "list its contents with `h5dump -n`").in_file(path));
     };
     match found.iter().find(|(_, dataset)| rows(dataset) != rows(first)) {
         None => Ok(rows(first)),
@@ -279,7 +279,7 @@ impl Reader for PlainReader {
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
         let number = self.ends.partition_point(|end| *end <= at);
         let Some(file) = self.files.get(number) else {
-            let message = format!("record {at} was asked for, and there are {}", self.len());
+            let message = format!("record {at} was requested, but there are {}", self.len());
             return Err(ReadError::new(message, "ask for a smaller number"));
         };
         let row = (at - number.checked_sub(1).map_or(0, |before| self.ends[before])) as u64;

@@ -158,7 +158,7 @@ impl Reader for Images {
         // Before it is opened: a pipe with the name of an image would never open.
         let meta = std::fs::metadata(&path).map_err(failed)?;
         if !meta.is_file() || meta.len() > IMAGE_BYTES_MAX {
-            return wrong(format!("this is no file of at most {IMAGE_BYTES_MAX} bytes"));
+            return wrong(format!("this is not a regular file of at most {IMAGE_BYTES_MAX} bytes"));
         }
         let bytes = record.bytes(0);
         bytes.reserve(meta.len() as usize + 1);

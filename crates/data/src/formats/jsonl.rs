@@ -130,7 +130,7 @@ struct Problem {
 
 impl Problem {
     fn at(self, path: &Path, offset: u64, line: u64) -> ReadError {
-        let hint = "correct the line, or skip such with `on_error = \"skip\"`";
+        let hint = "correct the line, or skip bad lines with `on_error = \"skip\"`";
         let message = format!("line {line}: {}", self.message);
         ReadError::new(message, hint).in_file(path).at(offset + self.within)
     }
@@ -139,7 +139,7 @@ impl Problem {
 fn object(line: &[u8]) -> Result<Map<String, Value>, Problem> {
     match serde_json::from_slice(line) {
         Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(Problem { within: 0, message: "it is no JSON object".into() }),
+        Ok(_) => Err(Problem { within: 0, message: "it is not a JSON object".into() }),
         Err(error) => {
             // The library counts lines too, and there is but one.
             let message = error.to_string();

@@ -72,7 +72,7 @@ impl Reader for LmdbReader {
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
         let number = self.ends.partition_point(|end| *end <= at);
         let Some(environment) = self.environments.get(number) else {
-            let message = format!("record {at} was asked for, and there are {}", self.len());
+            let message = format!("record {at} was requested, but there are {}", self.len());
             return Err(ReadError::new(message, "ask for a smaller number"));
         };
         let row = at - number.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -129,7 +129,7 @@ impl Environment {
         })?;
         if keys.is_empty() && !databases.is_empty() {
             databases.truncate(8);
-            let message = format!("its records are in databases with names: {}", databases.join(", "));
+            let message = format!("its records are in named databases: {}", databases.join(", "));
             let hint = format!("write `database = \"{}\"` in [data]", databases[0]);
             return Err(ReadError::new(message, hint).in_file(contents.path()));
         }
@@ -156,8 +156,7 @@ impl Environment {
             let mut bytes = Vec::new();
             self.contents.read_into(entry.value_at, entry.value_bytes.into(), &mut bytes)?;
             if values::is_pickled(&bytes) {
-                let hint =
-                    "pickles can run any program, so they are not read: store image files, text, JSON or `.npy` files";
+                let hint = "pickles can run arbitrary code, so kolo does not read them: store image files, text, JSON or `.npy` files";
                 let error = self.wrong(entry, "its value is a Python pickle");
                 return Err(ReadError { hint: hint.into(), ..error });
             }
@@ -212,8 +211,11 @@ impl LmdbReader {
 }
 
 fn other_columns(path: &Path, first: &[String], names: &[String]) -> OpenError {
-    let message =
-        format!("its keys name the columns {}, and those of the first file {}", names.join(", "), first.join(", "));
+    let message = format!(
+        "its keys name the columns {}, but those of the first file name {}",
+        names.join(", "),
+        first.join(", ")
+    );
     ReadError::new(message, "environments that are read together need the same columns").in_file(path).into()
 }
 

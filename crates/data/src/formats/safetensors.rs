@@ -43,7 +43,7 @@ fn tensors(contents: &Contents) -> Result<Vec<Array>, ReadError> {
     contents.read_at(0, &mut length)?;
     let header_bytes = u64::from_le_bytes(length);
     if header_bytes > HEADER_BYTES_MAX {
-        let message = format!("the header is said to have {header_bytes} bytes; {HEADER_BYTES_MAX} are allowed");
+        let message = format!("the header claims {header_bytes} bytes; at most {HEADER_BYTES_MAX} are allowed");
         return Err(contents.damaged(0, message));
     }
     let mut header = Vec::new();
@@ -53,12 +53,12 @@ fn tensors(contents: &Contents) -> Result<Vec<Array>, ReadError> {
         let message = format!("the header is not JSON: {error}");
         contents.damaged(LENGTH_BYTES + error.column().saturating_sub(1) as u64, message)
     })?;
-    let Value::Object(header) = header else { return Err(damaged("the header is no JSON object".into())) };
+    let Value::Object(header) = header else { return Err(damaged("the header is not a JSON object".into())) };
     let data = LENGTH_BYTES + header_bytes;
     let mut found = Vec::new();
     for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
         let entry =
-            Entry::read(entry).ok_or_else(|| damaged(format!("tensor \"{name}\" is not described as it must be")))?;
+            Entry::read(entry).ok_or_else(|| damaged(format!("the description of tensor \"{name}\" is malformed")))?;
         found.push((name, entry));
     }
     found.sort_by(|(a, one), (b, other)| (one.begin, one.end, a).cmp(&(other.begin, other.end, b)));
@@ -66,14 +66,14 @@ fn tensors(contents: &Contents) -> Result<Vec<Array>, ReadError> {
     for (name, entry) in &found {
         if entry.begin != next || entry.end < entry.begin {
             let message =
-                format!("tensor \"{name}\" has the bytes {} to {}, where {next} comes next", entry.begin, entry.end);
+                format!("tensor \"{name}\" has the bytes {} to {}, but must start at {next}", entry.begin, entry.end);
             return Err(damaged(message));
         }
         next = entry.end;
     }
     if next != contents.bytes() - data {
         let message =
-            format!("the tensors end at byte {next} of the data, and the file has {}", contents.bytes() - data);
+            format!("the tensors end at byte {next} of the data, but the file has {}", contents.bytes() - data);
         return Err(damaged(message));
     }
     found.sort_by_key(|(name, _)| *name);
@@ -125,7 +125,7 @@ impl Entry {
         match used == bytes {
             true => Ok(array),
             false => {
-                let message = format!("tensor \"{name}\" has {bytes} bytes, and its shape needs {used}");
+                let message = format!("tensor \"{name}\" has {bytes} bytes, but its shape needs {used}");
                 Err(contents.damaged(LENGTH_BYTES, message))
             }
         }

@@ -39,7 +39,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     };
     let vocab = settings.count("vocab", tokenizer.vocab(), 1)?;
     if vocab < tokenizer.vocab() {
-        let message = format!("is {vocab}, and the tokenizer has {} tokens", tokenizer.vocab());
+        let message = format!("is {vocab}, but the tokenizer has {} tokens", tokenizer.vocab());
         return Err(settings.wrong("vocab", message, "leave it out").into());
     }
     let mut all = Vec::new();

@@ -156,7 +156,7 @@ fn is_zlib(head: &[u8]) -> bool {
 fn checked_length(header: &[u8], path: &Path, offset: u64) -> Result<u64, ReadError> {
     let Some(length) = length(header) else {
         let what = match offset {
-            0 => "this is no TFRecord file: the checksum of the first length is wrong",
+            0 => "this is not a TFRecord file: the checksum of the first length is wrong",
             _ => "the checksum of a record's length is wrong",
         };
         return Err(damaged(path, offset, what));
@@ -216,7 +216,7 @@ impl TfRecords {
         }
         (self.columns, self.features) = found.columns();
         if self.columns.is_empty() {
-            let message = "the records are no `tf.train.Example`s with features of one shape";
+            let message = "the records are not `tf.train.Example`s with features of one shape";
             return Err(self.shards.contents(0)?.damaged(HEADER_BYTES, message));
         }
         Ok(())
@@ -268,7 +268,7 @@ fn read_features(
 
 fn malformed(path: &Path, start: u64, record: &[u8], error: &example::Malformed) -> ReadError {
     let offset = start + (record.len() - error.before_end.min(record.len())) as u64;
-    let message = format!("the record is no `tf.train.Example`: {}", error.what);
+    let message = format!("the record is not a `tf.train.Example`: {}", error.what);
     ReadError::new(message, "write the record again, or name a file of examples").in_file(path).at(offset)
 }
 

@@ -139,7 +139,7 @@ fn tokens(file: &DataFile, dtype: &str, settings: &Settings) -> Result<(Tokens, 
     let said = description.as_ref().map(|known| known.count).or(header.map(|header| header.count));
     match said {
         Some(count) if count != tokens.count => {
-            let message = format!("it has {} tokens of {element}, and is said to have {count}", tokens.count);
+            let message = format!("it has {} tokens of {element}, but its metadata say {count}", tokens.count);
             Err(contents.damaged(start, message).into())
         }
         _ => Ok((tokens, description)),

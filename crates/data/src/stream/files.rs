@@ -82,7 +82,7 @@ impl StreamFiles {
 
     fn open_pipe(name: &str, settings: &Settings, key: &str, stream: StreamSettings) -> Result<Self, OpenError> {
         let Some(len) = stream.samples else {
-            let hint = "write `samples = 100000`: an epoch is so many samples";
+            let hint = "write `samples = 100000`: the number of samples in an epoch";
             return Err(settings
                 .wrong("samples", format!("is needed: `{key}` is a pipe, which has no length"), hint)
                 .into());
@@ -146,8 +146,8 @@ impl StreamFiles {
 
     /// There are fewer records than the job says.
     pub fn ended(&self, after: usize) -> ReadError {
-        let message = format!("the stream ends after {after} records, and an epoch has {}", self.len);
-        let hint = "correct `data.samples`, or leave the files alone while a job reads them";
+        let message = format!("the stream ends after {after} records, but an epoch has {}", self.len);
+        let hint = "correct `data.samples`, and do not change the files while a job reads them";
         let error = ReadError::new(message, hint).of_stream();
         // Of several files, any may be shorter than it was.
         match &self.files[..] {

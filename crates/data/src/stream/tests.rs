@@ -215,7 +215,7 @@ fn bad_records_stop_or_another_stands_in() {
     table(&path, 0..1400, &[1003, 1004, 1200]);
     let classes = ("classes", Setting::Int(3));
     let error = walked(&*open(&path, &[classes.clone()]).unwrap(), 0..140, 0..4).unwrap_err();
-    assert!(error.message.contains("line 100") && error.message.contains("no number"), "{error}");
+    assert!(error.message.contains("line 100") && error.message.contains("not a number"), "{error}");
     assert_eq!(error.file.as_deref(), Some(path.as_path()));
     let skips = ("on_error", text("skip"));
     let source = open(&path, &[skips, classes]).unwrap();
@@ -254,7 +254,7 @@ fn what_streams_cannot_do_is_refused_by_its_key() {
     assert!(error.contains("`data.shuffle_buffer` is for files that are read as a stream"), "{error}");
     let short = open(&path, &[("samples", Setting::Int(90)), ("classes", Setting::Int(3))]).unwrap();
     let error = walked(&*short, 0..9, 0..4).unwrap_err();
-    assert!(error.message.contains("the stream ends after 50 records, and an epoch has 90"), "{error}");
+    assert!(error.message.contains("the stream ends after 50 records, but an epoch has 90"), "{error}");
     // What ends too early is no bad sample, of which there may be some: nobody looks for each of the others.
     let skips = ("on_error", text("skip"));
     let error = open(&path, &[("samples", Setting::Int(1 << 40)), skips]).unwrap_err();
@@ -262,7 +262,7 @@ fn what_streams_cannot_do_is_refused_by_its_key() {
     let zlib = directory.path().join("zlib.tfrecord");
     fs::copy(file("packed/records/zlib.tfrecord"), &zlib).unwrap();
     let error = open(&zlib, &[]).unwrap_err();
-    assert!(error.contains("packed with zlib, which cannot be read as a stream"), "{error}");
+    assert!(error.contains("compressed with zlib, which cannot be read as a stream"), "{error}");
     let few = open(&path, &[("samples", Setting::Int(30)), ("holdout", Setting::Float(0.0))]).unwrap();
     assert_eq!(few.len(), 30);
     walked(&*few, 0..9, 0..4).unwrap();
@@ -318,19 +318,19 @@ fn a_pipe_is_walked_once() {
     let values: Vec<f32> = through[12..].concat().iter().map(|(_, value)| *value).collect();
     assert!(values.iter().all(|value| (100.0..300.0).contains(value)));
     let error = walked(&*opened("two.csv", &keys()).unwrap(), 3..6, 0..4).unwrap_err().message;
-    assert!(error.contains("`data.source` is a pipe, and its samples came before"), "{error}");
+    assert!(error.contains("`data.source` is a pipe, whose samples are gone"), "{error}");
     let error = walked(&*opened("three.csv", &keys()).unwrap(), 0..3, 0..2).unwrap_err().message;
     assert!(error.contains("`data.source` is a pipe, which only one worker can read"), "{error}");
     for (name, keys, part) in [
         ("four.csv", &keys()[1..], "`data.samples` is needed"),
-        ("five.csv", &keys()[..1], "`data.classes` would take a look at all samples"),
+        ("five.csv", &keys()[..1], "`data.classes` would have to read all samples first"),
     ] {
         let error = opened(name, keys).unwrap_err();
         assert!(error.contains(part), "{error}");
     }
     let words = piped(directory.path(), "words.csv", b"x,label\na,0\nb,1\n".repeat(50));
     let error = crate::open(SOURCES, words.to_str().unwrap(), &settings(&keys()), 5, None).unwrap_err().to_string();
-    assert!(error.contains("`data.inputs` would take a look at all samples"), "{error}");
+    assert!(error.contains("`data.inputs` would have to read all samples first"), "{error}");
     let held_out = [&keys()[..], &[("holdout", Setting::Float(0.1))]].concat();
     let error = opened("six.csv", &held_out).unwrap_err();
     assert!(error.contains("`data.holdout` cannot be taken from a pipe"), "{error}");

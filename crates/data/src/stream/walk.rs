@@ -185,7 +185,7 @@ impl StreamWalk {
             match state.entries.get(&key) {
                 Some(Entry { raw: Some(raw), .. }) => return Ok(Arc::clone(raw)),
                 Some(Entry { raw: None, .. }) => {}
-                None => return Err(ReadError::new("it was not chosen", "this is a bug; please report it")),
+                None => return Err(ReadError::new("it was not selected", "this is a bug; please report it")),
             }
             if let Some(failure) = &state.failure {
                 return Err(failure.clone());
@@ -204,7 +204,7 @@ fn refusal(stream: &StreamFiles, route: &Route) -> Option<ReadError> {
         Some(ReadError::new(format!("`data.source` is a pipe, {message}"), hint))
     };
     match stream.is_pipe() {
-        true if route.first_step > 0 => refuse("and its samples came before: a run cannot go on from a checkpoint"),
+        true if route.first_step > 0 => refuse("whose samples are gone: a run cannot resume from a checkpoint"),
         true if route.step_samples != route.grains * route.grain_samples => refuse("which only one worker can read"),
         _ => None,
     }

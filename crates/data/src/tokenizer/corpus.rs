@@ -50,8 +50,8 @@ impl TextSource {
             None => {
                 let texts = reader.columns().iter().filter(|column| column.kind == RecordKind::Text);
                 let names = texts.map(|column| column.name.as_str()).collect::<Vec<_>>().join(", ");
-                let message = format!("is \"{column}\", which is no column of text");
-                Err(settings.wrong("column", message, format!("the columns of text are: {names}")).into())
+                let message = format!("is \"{column}\", which is not a text column");
+                Err(settings.wrong("column", message, format!("the text columns are: {names}")).into())
             }
         }
     }
@@ -145,5 +145,5 @@ fn put(mut file: NamedTempFile, bytes: &[u8], out: &Path) -> Result<(), ReadErro
 }
 
 fn not_written(path: &Path, error: &io::Error) -> ReadError {
-    ReadError::new(format!("it cannot be written: {error}"), "choose a path that can be written").in_file(path)
+    ReadError::new(format!("it cannot be written: {error}"), "choose a writable path").in_file(path)
 }

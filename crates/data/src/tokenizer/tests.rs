@@ -73,7 +73,7 @@ fn a_column_of_a_table_is_as_many_texts() {
     let out = dir.path().join("corpus.bin");
     let written = write_corpus(&open(Some("t")).unwrap(), &Tokenizer::bytes(), "", &out, |_| ()).unwrap();
     assert_eq!((written.count, std::fs::read(&out).unwrap()), (3, b"a\0b\0c\0".to_vec()));
-    for (column, expected) in [(None, "is a table"), (Some("n"), "is \"n\", which is no column of text")] {
+    for (column, expected) in [(None, "is a table"), (Some("n"), "is \"n\", which is not a text column")] {
         let error = open(column).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
@@ -170,7 +170,7 @@ mod library {
         let pieces = [Ok("some text".to_string()), Err(ReadError::new("bad", "hint")), Ok("more".into())];
         assert_eq!(train(300, pieces.into_iter()).unwrap_err().message, "bad");
         let error = train(100, std::iter::empty()).unwrap_err();
-        assert!(error.message.contains("no place for all bytes"), "{error}");
+        assert!(error.message.contains("too small for all byte values"), "{error}");
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod library {
     fn damaged_tokenizers_are_refused() {
         let whole = std::fs::read(file("tokenizer.json")).unwrap();
         for len in (0..whole.len()).step_by(7) {
-            assert!(Tokenizer::from_json(&whole[..len]).unwrap_err().message.contains("no tokenizer"));
+            assert!(Tokenizer::from_json(&whole[..len]).unwrap_err().message.contains("not a tokenizer"));
         }
         // The library panics on this one.
         let odd = String::from_utf8(whole.clone()).unwrap().replace("\"type\":\"ByteLevel\"", "\"type\":[]");

@@ -17,7 +17,7 @@ pub fn train(
     pieces: impl Iterator<Item = Result<String, ReadError>> + Send,
 ) -> Result<String, ReadError> {
     if vocab < VOCAB_MIN {
-        let message = format!("a vocabulary of {vocab} tokens has no place for all bytes");
+        let message = format!("a vocabulary of {vocab} tokens is too small for all byte values");
         return Err(ReadError::new(message, format!("choose {VOCAB_MIN} tokens or more")));
     }
     let failed = |error: tokenizers::Error| {

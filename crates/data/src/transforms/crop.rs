@@ -47,8 +47,8 @@ fn make(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> Result<Box<
 impl Transform for Crop {
     fn apply(&self, sample: &mut Sample, cx: &mut Cx<'_>) -> Result<(), ReadError> {
         let pixels = &mut sample.x.pixels;
-        let room = |side: usize, wanted: usize| (side + 2 * self.padding).checked_sub(wanted);
-        let (Some(down), Some(right)) = (room(pixels.height, self.height), room(pixels.width, self.width)) else {
+        let slack = |side: usize, wanted: usize| (side + 2 * self.padding).checked_sub(wanted);
+        let (Some(down), Some(right)) = (slack(pixels.height, self.height), slack(pixels.width, self.width)) else {
             let message = format!(
                 "an image of {}×{} cannot be cropped to {}×{}",
                 pixels.width, pixels.height, self.width, self.height

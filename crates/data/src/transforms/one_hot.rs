@@ -32,7 +32,7 @@ fn make(table: &Settings, form: &mut Form, _: &mut Setup<'_>) -> Result<Box<dyn 
     let is_chosen = |column: &TableColumn| wanted.is_empty() || wanted.contains(&column.name);
     let unknown = |name: &&String| !columns.iter().any(|column| column.name == **name && column.categories.is_some());
     if let Some(name) = wanted.iter().find(unknown) {
-        let message = format!("names \"{name}\", which is no column of names among the inputs");
+        let message = format!("names \"{name}\", which is not an input column of names");
         return Err(table.wrong("columns", message, "name columns of text, or of classes").into());
     }
     let mut widths = Vec::new();
@@ -94,6 +94,6 @@ mod tests {
         let after = applied(&*one_hot, &sample, Draw { sample: 0, epoch: None }, &Few::default()).unwrap();
         assert_eq!(after.x.reals, [7.0, 0.0, 0.0, 0.0, 9.0]);
         let keys = [("kind", text("one_hot")), ("columns", Setting::List(vec![text("a")]))];
-        assert!(made(&keys, &mut form, &Few::default()).unwrap_err().contains("no column of names"));
+        assert!(made(&keys, &mut form, &Few::default()).unwrap_err().contains("not an input column of names"));
     }
 }

@@ -26,7 +26,7 @@ pub const KIND: TransformKind = TransformKind {
 
 /// It is made by [`packed`] if it stands first.
 fn make(table: &Settings, _: &mut Form, _: &mut Setup<'_>) -> Result<Box<dyn Transform>, OpenError> {
-    Err(table.wrong("kind", "is \"pack\", which must be the first of the list", "move it to the front").into())
+    Err(table.wrong("kind", "is \"pack\", which must come first in the list", "move it to the front").into())
 }
 
 /// From text to tokens.
@@ -72,11 +72,11 @@ pub(crate) fn packed(texts: Box<dyn Reader>, table: &Settings, skips: bool) -> R
     table.finish()?;
     let Some(column) = texts.columns().iter().position(is_wanted) else {
         let message = if wanted.is_empty() {
-            "is missing, and there is no column of text".into()
+            "is missing, and there is no text column".into()
         } else {
-            format!("is \"{wanted}\", which is no column of text")
+            format!("is \"{wanted}\", which is not a text column")
         };
-        return Err(table.wrong("column", message, "name a column of text").into());
+        return Err(table.wrong("column", message, "name a text column").into());
     };
     let kind = RecordKind::Int { shape: vec![context + 1], classes: Some(encoder.tokenizer.vocab()) };
     let columns = [RecordColumn { name: "tokens".into(), kind }];
@@ -145,8 +145,8 @@ impl Reader for Packed {
                 tokens.clear();
             }
             let first = start.saturating_sub(place).min(tokens.len() as u64) as usize;
-            let room = self.context + 1 - row.len();
-            row.extend(tokens[first..].iter().take(room).map(|token| i64::from(*token)));
+            let left = self.context + 1 - row.len();
+            row.extend(tokens[first..].iter().take(left).map(|token| i64::from(*token)));
             (place, text) = (self.ends[text], text + 1);
         }
         lock(&self.scratch).push((text_record, tokens));
@@ -163,8 +163,8 @@ fn changed(tokens: u64, expected: u64) -> Result<(), ReadError> {
     match tokens == expected {
         true => Ok(()),
         false => {
-            let message = format!("a text has {tokens} tokens, but had {expected} when the job began");
-            Err(ReadError::new(message, "leave the files alone while a job runs"))
+            let message = format!("a text has {tokens} tokens, but had {expected} when the job started");
+            Err(ReadError::new(message, "do not change the files while a job runs"))
         }
     }
 }
@@ -234,6 +234,6 @@ mod tests {
     fn it_stands_first() {
         let (mut form, _) = image(3, 2, 2);
         let error = made(&[("kind", text("pack"))], &mut form, &Few::default()).unwrap_err();
-        assert!(error.contains("must be the first of the list"), "{error}");
+        assert!(error.contains("must come first in the list"), "{error}");
     }
 }

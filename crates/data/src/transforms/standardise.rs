@@ -27,7 +27,7 @@ fn make(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> Result<Box<
     if let Some(name) = wanted.iter().find(|name| !columns.iter().any(|column| column.name == **name)) {
         let near = nearest(name, columns.iter().map(|column| column.name.as_str()));
         let hint = near.map_or("name inputs of the job".into(), |near| format!("did you mean \"{near}\"?"));
-        return Err(table.wrong("columns", format!("names \"{name}\", which is no input"), hint).into());
+        return Err(table.wrong("columns", format!("names \"{name}\", which is not an input"), hint).into());
     }
     // Which of the numbers.
     let chosen: Vec<bool> = match columns.is_empty() {
@@ -102,6 +102,6 @@ mod tests {
         assert_eq!(transformed(&[]), Ok(vec![1.0, 1.0, 0.0]));
         let only = |name: &str| Setting::List(vec![text(name)]);
         assert_eq!(transformed(&[("columns", only("b"))]), Ok(vec![3.0, 1.0, 5.0]));
-        assert!(transformed(&[("columns", only("d"))]).unwrap_err().contains("names \"d\", which is no input"));
+        assert!(transformed(&[("columns", only("d"))]).unwrap_err().contains("names \"d\", which is not an input"));
     }
 }

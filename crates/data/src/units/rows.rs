@@ -89,7 +89,7 @@ pub(crate) fn pull(row: &[u8], columns: &[RecordColumn], record: &mut Record) ->
     for (at, column) in columns.iter().enumerate() {
         let pulled = pull_value(&mut row, elements(&column.kind), at, record);
         pulled.ok_or_else(|| {
-            ReadError::new("the temporary file of decoded rows is damaged", "look at the disk that holds it")
+            ReadError::new("the temporary file of decoded rows is damaged", "check the disk that holds it")
         })?;
     }
     Ok(())

@@ -38,7 +38,7 @@ fn cells(column: &RecordColumn) -> Result<usize, WriteError> {
         RecordKind::Text | RecordKind::Class { .. } => Ok(1),
         RecordKind::Real { shape } | RecordKind::Int { shape, .. } => Ok(shape.iter().product()),
         RecordKind::Image | RecordKind::Pixels { .. } | RecordKind::Bytes => {
-            let message = format!("`{}` holds images or bytes, which a CSV file cannot", column.name);
+            let message = format!("`{}` holds images or bytes, which a CSV file cannot store", column.name);
             Err(WriteError::unfit(message, "write a .tar or a .tfrecord"))
         }
     }

@@ -19,7 +19,7 @@ fn open(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
     if let Some(column) =
         target.columns.iter().find(|column| matches!(column.kind, RecordKind::Image | RecordKind::Bytes))
     {
-        let message = format!("`{}` holds images or bytes, which JSON cannot", column.name);
+        let message = format!("`{}` holds images or bytes, which JSON cannot store", column.name);
         return Err(WriteError::unfit(message, "write a .tar or a .tfrecord"));
     }
     let (out, columns) = (BufWriter::new(target.file), target.columns.to_vec());

@@ -54,7 +54,7 @@ pub(crate) fn header(descr: &str, shape: &[usize]) -> Vec<u8> {
 impl Array {
     fn begin(column: &RecordColumn, records: usize, file: File) -> Result<Self, WriteError> {
         let (Some(descr), Some(shape)) = (descr(&column.kind), shape_of(&column.kind)) else {
-            let message = format!("`{}` holds no numbers, which is all that an array can", column.name);
+            let message = format!("`{}` holds no numbers, and arrays store only numbers", column.name);
             return Err(WriteError::unfit(message, "write .jsonl, .tar or .tfrecord"));
         };
         let mut out = BufWriter::new(file);
@@ -80,7 +80,7 @@ impl Array {
         };
         if count != self.width {
             let message =
-                format!("a record has {count} numbers in `{}`, and an array {} of each", self.name, self.width);
+                format!("a record has {count} numbers in `{}`, but an array needs {} in each", self.name, self.width);
             return Err(WriteError::unfit(message, "fill what is missing first, or write .jsonl"));
         }
         Ok(())
@@ -97,7 +97,7 @@ struct ArrayWriter(Array);
 fn open_array(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
     let [column] = target.columns else {
         let names: Vec<&str> = target.columns.iter().map(|column| column.name.as_str()).collect();
-        let message = format!("a .npy file holds one array, and there are {}: {}", names.len(), names.join(", "));
+        let message = format!("a .npy file holds one array, but there are {}: {}", names.len(), names.join(", "));
         return Err(WriteError::unfit(message, "write .npz, or choose a column with --columns"));
     };
     Ok(Box::new(ArrayWriter(Array::begin(column, target.records, target.file)?)))

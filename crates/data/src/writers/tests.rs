@@ -246,17 +246,17 @@ fn what_a_format_cannot_hold_is_refused() {
         std::fs::remove_file(dir.path().join(name)).unwrap_or_default();
     };
     let images = data(&[("image", RecordKind::Image)], 1, |row, _| RecordValue::Bytes(png(row)));
-    refused(&images, "a.csv", "`image` holds images or bytes, which a CSV file cannot");
-    refused(&images, "a.jsonl", "`image` holds images or bytes, which JSON cannot");
+    refused(&images, "a.csv", "`image` holds images or bytes, which a CSV file cannot store");
+    refused(&images, "a.jsonl", "`image` holds images or bytes, which JSON cannot store");
     refused(&images, "a.npz", "`image` holds no numbers");
-    refused(&table(), "a.npy", "a .npy file holds one array, and there are 4: x, n, text, label");
+    refused(&table(), "a.npy", "a .npy file holds one array, but there are 4: x, n, text, label");
     let missing = data(&[("x", real(&[2]))], 2, |row, _| if row == 1 { RecordValue::Missing } else { reals(row, 2) });
     refused(&missing, "a.npz", "a record has 0 numbers in `x`");
     let negative = data(&[("x", int(&[1]))], 1, |_, _| RecordValue::Ints(vec![-1]));
-    refused(&negative, "a.bin", "`x` has -1, which is no token");
+    refused(&negative, "a.bin", "`x` has -1, which is not a token");
     let unknown = choose(None, Path::new("a.xyz")).unwrap_err().to_string();
     assert!(
-        unknown.starts_with("a.xyz: the ending does not say what to write\n  hint: end it in one of .csv"),
+        unknown.starts_with("a.xyz: the file ending does not name a format\n  hint: use one of the endings .csv"),
         "{unknown}"
     );
     let wrong = choose(Some("jsonk"), Path::new("a")).unwrap_err().to_string();

@@ -35,7 +35,7 @@ fn open(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
         _ => named("x").or(named("tokens")),
     };
     let Some(chosen) = chosen else {
-        let message = format!("{} of the columns hold whole numbers, and a token file takes one", ints.len());
+        let message = format!("{} columns hold whole numbers, but a token file stores one", ints.len());
         return Err(WriteError::unfit(message, "choose it with --columns"));
     };
     let RecordKind::Int { classes, .. } = &chosen.kind else { unreachable!("it was chosen for that") };
@@ -50,8 +50,8 @@ impl Writer for TokenWriter {
         for token in tokens {
             let Some(token) = u32::try_from(*token).ok().filter(|token| self.is_wide || *token <= u16::MAX.into())
             else {
-                let message = format!("`{}` has {token}, which is no token", self.name);
-                return Err(WriteError::unfit(message, "tokens are whole numbers from 0 on, below 2^32"));
+                let message = format!("`{}` has {token}, which is not a token", self.name);
+                return Err(WriteError::unfit(message, "tokens are whole numbers from 0 to 2^32 - 1"));
             };
             match self.is_wide {
                 true => self.out.write_all(&token.to_le_bytes())?,

@@ -461,7 +461,7 @@ fn an_op_without_a_kernel_is_an_error_that_names_it_and_its_layer() {
 fn a_program_registers_its_own_ops() {
     assert!(kolo_ops::cpu_of(&own::Twice {}).is_none());
     kolo_ops::register(own::KINDS).unwrap();
-    assert_eq!(kolo_ops::register(own::KINDS).unwrap_err(), "there is an op `twice` already; give yours another name");
+    assert_eq!(kolo_ops::register(own::KINDS).unwrap_err(), "an op `twice` already exists; give yours another name");
     // Also in half precision, through copies that the executor makes, and from text.
     let floats = [1.0f32, -2.0, 0.5];
     let halves = floats.map(half::bf16::from_f32);

@@ -38,11 +38,11 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     #[error(
-        "`{tensor}` has no element {element} in what was saved\n  hint: give what all ranks saved, of the same model and optimizer"
+        "`{tensor}` has no element {element} in what was saved\n  hint: give the files of all ranks, of the same model and optimizer"
     )]
     Missing { tensor: String, element: usize },
     #[error(
-        "`{tensor}` was saved as {saved} and is {here}\n  hint: go on with the job that saved it: the same model and optimizer"
+        "`{tensor}` was saved as {saved}, but is {here} here\n  hint: resume with the job that saved it: same model, same optimizer"
     )]
     OtherType { tensor: String, saved: String, here: String },
 }
@@ -260,7 +260,7 @@ mod tests {
         saved = store.snapshot();
         saved.entries[0].whole = [3, 2].into();
         let error = other.restore(&saved).unwrap_err().to_string();
-        assert!(error.starts_with("`w` was saved as f32 of shape [3, 2] and is f32 of shape [2, 3]"), "{error}");
+        assert!(error.starts_with("`w` was saved as f32 of shape [3, 2], but is f32 of shape [2, 3] here"), "{error}");
         assert_eq!(other.snapshot(), before);
     }
 }

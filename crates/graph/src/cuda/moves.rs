@@ -53,12 +53,12 @@ pub(crate) fn copy(cx: &CudaCx<'_>) -> CudaCalls {
 pub(crate) fn concatenate(cx: &CudaCx<'_>, bytes_of: impl Fn(&Type) -> usize) -> CudaCalls {
     let (mut calls, mut offset) = (CudaCalls::new(), 0);
     for (at, input) in cx.inputs.iter().enumerate() {
-        let (bytes, room) = (input.bytes(), bytes_of(input));
+        let (bytes, capacity) = (input.bytes(), bytes_of(input));
         calls.copy(CudaPlace::input(at), CudaPlace::output(0).further(offset), bytes);
-        if room > bytes {
-            calls.zero(CudaPlace::output(0).further(offset + bytes), room - bytes);
+        if capacity > bytes {
+            calls.zero(CudaPlace::output(0).further(offset + bytes), capacity - bytes);
         }
-        offset += room;
+        offset += capacity;
     }
     calls
 }

@@ -84,7 +84,7 @@ impl Layout {
     }
 
     /// Copies the pixels of `planes` onto their places; the zeros around them are left alone.
-    pub fn paint(&self, team: &Team, source: &Source<'_>, first: usize, images: usize, canvas: &mut [f32]) {
+    pub fn fill_canvas(&self, team: &Team, source: &Source<'_>, first: usize, images: usize, canvas: &mut [f32]) {
         let pixels = self.rows.source * self.columns.source;
         let plane = self.plane();
         let address = Address(canvas.as_mut_ptr());

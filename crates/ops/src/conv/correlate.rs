@@ -86,7 +86,7 @@ impl<'a> Correlation<'a> {
             if clean {
                 canvas.fill(0.0);
             }
-            self.layout.paint(team, &self.source, images.start, count, canvas);
+            self.layout.fill_canvas(team, &self.source, images.start, count, canvas);
             canvas
         };
         let reach = if self.layout.direct { count * self.source.image_stride } else { data.len() };

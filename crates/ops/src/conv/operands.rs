@@ -221,12 +221,12 @@ impl Operand for Runs<'_> {
             let inside = k % self.run;
             let len = (self.run - inside).min(ks.end - k);
             let source = &self.data[first * self.line_stride + k / self.run * self.jump + inside..];
-            let room = &mut out[(k - ks.start) * width..(k - ks.start + len) * width];
+            let rows = &mut out[(k - ks.start) * width..(k - ks.start + len) * width];
             assert!(count <= width && source.len() >= (count - 1) * self.line_stride + len, "lines inside the operand");
-            let to = room.as_mut_ptr();
+            let to = rows.as_mut_ptr();
             // SAFETY: both sides were checked just above.
             unsafe { transpose(source.as_ptr(), self.line_stride, count, len, |k| to.add(k * width)) };
-            room.chunks_exact_mut(width).filter(|_| count < width).for_each(|row| row[count..].fill(0.0));
+            rows.chunks_exact_mut(width).filter(|_| count < width).for_each(|row| row[count..].fill(0.0));
             k += len;
         }
     }

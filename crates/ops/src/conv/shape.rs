@@ -87,7 +87,7 @@ impl Window {
         let span = self.dilation[dim].saturating_mul(kernel.saturating_sub(1)).saturating_add(1);
         let padded = image + self.padding.both(dim);
         match padded.checked_sub(span) {
-            Some(room) if kernel > 0 => Ok(room / self.stride[dim] + 1),
+            Some(slack) if kernel > 0 => Ok(slack / self.stride[dim] + 1),
             _ => Err(format!(
                 "the kernel spans {span} along dim {}, but the padded image has {padded}; pad more",
                 dim + 2

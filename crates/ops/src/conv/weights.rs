@@ -136,7 +136,7 @@ impl Part<'_> {
     }
 
     /// Transposes these channels of some images onto the canvas.
-    fn paint(&self, team: &Team, x: &[f32], images: Range<usize>, places: &[u32], canvas: &mut [f32]) {
+    fn fill_canvas(&self, team: &Team, x: &[f32], images: Range<usize>, places: &[u32], canvas: &mut [f32]) {
         let (shape, channels, pixels) = (self.shape, self.channels.len(), self.shape.image_pixels());
         let image_len = self.cut.height * self.cut.width * channels;
         assert!(canvas.len() >= images.len() * image_len, "room for every image");
@@ -174,7 +174,7 @@ impl Part<'_> {
         let image_stride = shape.window.groups * shape.outputs * grid;
         for first in (0..shape.images.max(1)).step_by(self.cut.images) {
             let images = first..(first + self.cut.images).min(shape.images);
-            self.paint(team, x, images.clone(), places, canvas);
+            self.fill_canvas(team, x, images.clone(), places, canvas);
             // Once, even without images: no terms are zero.
             for unit in (first..images.end.max(first + 1)).step_by(self.cut.unit) {
                 let ends = [unit, (unit + self.cut.unit).min(images.end)].map(|image| (image - first) * grid);

@@ -84,13 +84,13 @@ impl Operand for HalfLines<'_> {
             out.chunks_mut(width).take(depth).for_each(|row| row[count..].fill(0.0));
         }
         if self.k_stride == 1 && depth <= K_BLOCK {
-            let mut room = [0.0; TOGETHER * K_BLOCK];
+            let mut scratch = [0.0; TOGETHER * K_BLOCK];
             for start in (0..count).step_by(TOGETHER) {
                 let lines = TOGETHER.min(count - start);
-                for (line, room) in room.chunks_mut(K_BLOCK).enumerate().take(lines) {
-                    widen(self.dtype, &source[(start + line) * self.line_stride..][..depth], &mut room[..depth]);
+                for (line, scratch) in scratch.chunks_mut(K_BLOCK).enumerate().take(lines) {
+                    widen(self.dtype, &source[(start + line) * self.line_stride..][..depth], &mut scratch[..depth]);
                 }
-                transpose(&room, K_BLOCK, lines, depth, width, &mut out[start..]);
+                transpose(&scratch, K_BLOCK, lines, depth, width, &mut out[start..]);
             }
             return;
         }
@@ -107,15 +107,15 @@ impl Operand for HalfLines<'_> {
     fn pack_slivers(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]) {
         let depth = ks.len();
         let whole = if self.line_stride == 1 { count / width } else { 0 };
-        let mut room = [0.0; RUN];
+        let mut scratch = [0.0; RUN];
         let together = RUN / width;
         for start in (0..whole).step_by(together) {
             let columns = together.min(whole - start) * width;
             let out = &mut out[start * width * depth..];
             for k in 0..depth {
                 let from = first + start * width + (ks.start + k) * self.k_stride;
-                widen(self.dtype, &self.data[from..from + columns], &mut room[..columns]);
-                deal_row(width, &room[..columns], depth, k, out);
+                widen(self.dtype, &self.data[from..from + columns], &mut scratch[..columns]);
+                deal_row(width, &scratch[..columns], depth, k, out);
             }
         }
         for sliver in whole..count.div_ceil(width) {

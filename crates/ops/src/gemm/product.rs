@@ -418,7 +418,7 @@ impl Slivers<'_> {
     }
 
     /// A sliver, as the first panel finds it and as the others do.
-    fn sliver(&self, column: usize, width: usize, ks: &Range<usize>, room: &mut [f32]) -> (Sliver, Sliver) {
+    fn sliver(&self, column: usize, width: usize, ks: &Range<usize>, scratch: &mut [f32]) -> (Sliver, Sliver) {
         let (tile, depth) = (tile_shape(), ks.len());
         match self {
             Slivers::Packed(b) => {
@@ -428,14 +428,14 @@ impl Slivers<'_> {
                 (Sliver::packed(sliver), Sliver::packed(sliver))
             }
             Slivers::Strided(b) => {
-                let room = &mut room[..tile.columns * depth];
+                let scratch = &mut scratch[..tile.columns * depth];
                 if b.line_stride != 1 || width < tile.columns {
-                    b.pack(column, width, ks.clone(), tile.columns, room);
-                    return (Sliver::packed(room), Sliver::packed(room));
+                    b.pack(column, width, ks.clone(), tile.columns, scratch);
+                    return (Sliver::packed(scratch), Sliver::packed(scratch));
                 }
                 let here = &b.data[column + ks.start * b.k_stride..][..(depth - 1) * b.k_stride + tile.columns];
                 // Both from one pointer: what the first panel writes there, the others read.
-                let copy = room.as_mut_ptr();
+                let copy = scratch.as_mut_ptr();
                 let rest = Sliver { data: copy, copy: std::ptr::null_mut(), stride: 0, ahead: copy, ahead_stride: 0 };
                 (Sliver { data: here.as_ptr(), stride: b.k_stride, copy, ..rest }, rest)
             }

@@ -23,12 +23,12 @@ impl<C: Sink> Product<'_, C> {
     }
 
     /// One row `a`, which lies along `k`, times `b`, whose columns lie side by side.
-    pub fn vector(&self, a: Strided<'_>, b: Strided<'_>, c: Rows, room: &mut [f32]) {
+    pub fn vector(&self, a: Strided<'_>, b: Strided<'_>, c: Rows, scratch: &mut [f32]) {
         let row = self.rows.start;
         let factors = &a.data[row * a.line_stride..][..self.ks];
         for left in self.columns.clone().step_by(STRIP) {
             let columns = left..(left + STRIP).min(self.columns.end);
-            let sums = &mut room[..columns.len()];
+            let sums = &mut scratch[..columns.len()];
             for ks in blocks(self.ks, chain_len(self.ks)) {
                 sums.fill(0.0);
                 add_terms(sums, &factors[ks.clone()], &b.data[ks.start * b.k_stride + left..], b.k_stride);

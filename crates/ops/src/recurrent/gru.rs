@@ -138,10 +138,10 @@ impl Cpu for Gru {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { steps, hidden, .. } = sizes;
         let all_gates = GATES * hidden;
-        let ([zeros, from_state, w_ih_room, w_hh_room], scratch) = cut(cx.scratch(), lengths(sizes));
+        let ([zeros, from_state, w_ih_packed, w_hh_packed], scratch) = cut(cx.scratch(), lengths(sizes));
         zeros.fill(0.0);
         let (zeros, from_state) = (&*zeros, Address(from_state.as_mut_ptr()));
-        let forward = Forward::new(cx, sizes, all_gates, [w_ih_room, w_hh_room]);
+        let forward = Forward::new(cx, sizes, all_gates, [w_ih_packed, w_hh_packed]);
         let (b_ih, b_hh) = (cx.f32(3), cx.f32(4));
         let [y, gates, shares] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
         let sums = Sheet { data: gates, grid: sizes.by_step(all_gates), width: all_gates };
@@ -241,13 +241,13 @@ impl Cpu for GruGrad {
         let (input, hidden) = (sizes.input, sizes.hidden);
         let width = GRADS * hidden;
         let (pieces, scratch) = cut(cx.scratch(), self.lengths(sizes));
-        let [zeros, w_hh_room, w_ih_room, d_gates, d_next, d_bias] = pieces;
+        let [zeros, w_hh_packed, w_ih_packed, d_gates, d_next, d_bias] = pieces;
         zeros.fill(0.0);
         d_next.fill(0.0);
         d_bias.fill(0.0);
         let way = Back { sizes, gates: GATES * hidden, width, recurrent: hidden, adds: true };
         let work = [&mut *d_gates, d_next, &mut *d_bias];
-        way.through_steps(cx, w_hh_room, work, scratch, back(cx, sizes, zeros));
+        way.through_steps(cx, w_hh_packed, work, scratch, back(cx, sizes, zeros));
         let grads = GateGrads { data: d_gates, stride: padded(width) };
         // The weights have reset and update first, which input and state share, then the candidate.
         let (candidate, reset_update, recurrent) = (0..hidden, hidden..3 * hidden, hidden..width);
@@ -265,8 +265,8 @@ impl Cpu for GruGrad {
         if self.need_dx {
             let (w_reset_update, w_candidate) = cx.f32(1).split_at(2 * hidden * input);
             let dx = Address(cx.out_f32(4).as_mut_ptr());
-            grads.input((team, scratch), sizes, reset_update, (w_reset_update, w_ih_room), Start::Zero, dx);
-            grads.input((team, scratch), sizes, candidate, (w_candidate, w_ih_room), Start::Add, dx);
+            grads.input((team, scratch), sizes, reset_update, (w_reset_update, w_ih_packed), Start::Zero, dx);
+            grads.input((team, scratch), sizes, candidate, (w_candidate, w_ih_packed), Start::Add, dx);
         }
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {

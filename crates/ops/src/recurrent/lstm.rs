@@ -144,11 +144,11 @@ impl Cpu for Lstm {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { steps, hidden, .. } = sizes;
         let all_gates = GATES * hidden;
-        let ([bias, zeros, w_ih_room, w_hh_room], scratch) = cut(cx.scratch(), lengths(sizes));
+        let ([bias, zeros, w_ih_packed, w_hh_packed], scratch) = cut(cx.scratch(), lengths(sizes));
         join_biases(cx, bias);
         zeros.fill(0.0);
         let zeros = &*zeros;
-        let forward = Forward::new(cx, sizes, all_gates, [w_ih_room, w_hh_room]);
+        let forward = Forward::new(cx, sizes, all_gates, [w_ih_packed, w_hh_packed]);
         let [y, gates, cells] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
         let sums = Sheet { data: gates, grid: sizes.by_step(all_gates), width: all_gates };
         forward.run(sums, bias, scratch, |samples, scratch| {
@@ -245,14 +245,14 @@ impl Cpu for LstmGrad {
         let hidden = sizes.hidden;
         let all_gates = GATES * hidden;
         let (pieces, scratch) = cut(cx.scratch(), self.lengths(sizes));
-        let [zeros, w_hh_room, w_ih_room, d_gates, d_next, d_cells, d_bias] = pieces;
+        let [zeros, w_hh_packed, w_ih_packed, d_gates, d_next, d_cells, d_bias] = pieces;
         zeros.fill(0.0);
         d_next.fill(0.0);
         d_cells.fill(0.0);
         d_bias.fill(0.0);
         let back = back(cx, sizes, zeros, Address(d_cells.as_mut_ptr()));
         let way = Back { sizes, gates: all_gates, width: all_gates, recurrent: 0, adds: false };
-        way.through_steps(cx, w_hh_room, [&mut *d_gates, d_next, &mut *d_bias], scratch, back);
+        way.through_steps(cx, w_hh_packed, [&mut *d_gates, d_next, &mut *d_bias], scratch, back);
         let grads = GateGrads { data: d_gates, stride: padded(all_gates) };
         let input = Factor { rows: cx.f32(0), d_weight: cx.out_f32(0) };
         let state = Factor { rows: cx.f32(3), d_weight: cx.out_f32(1) };
@@ -260,7 +260,7 @@ impl Cpu for LstmGrad {
         super::add_samples(d_bias, all_gates, 0..all_gates, cx.out_f32(2));
         if self.need_dx {
             let dx = Address(cx.out_f32(3).as_mut_ptr());
-            grads.input((cx.team, scratch), sizes, 0..all_gates, (cx.f32(1), w_ih_room), Start::Zero, dx);
+            grads.input((cx.team, scratch), sizes, 0..all_gates, (cx.f32(1), w_ih_packed), Start::Zero, dx);
         }
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {

@@ -102,9 +102,9 @@ impl Cpu for Rnn {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { steps, hidden, .. } = sizes;
-        let ([bias, w_ih_room, w_hh_room], scratch) = cut(cx.scratch(), lengths(sizes));
+        let ([bias, w_ih_packed, w_hh_packed], scratch) = cut(cx.scratch(), lengths(sizes));
         join_biases(cx, bias);
-        let forward = Forward::new(cx, sizes, hidden, [w_ih_room, w_hh_room]);
+        let forward = Forward::new(cx, sizes, hidden, [w_ih_packed, w_hh_packed]);
         let y = Address(cx.out_f32(0).as_mut_ptr());
         let sums = Sheet { data: y, grid: sizes.by_sample(hidden), width: hidden };
         forward.run(sums, bias, scratch, |samples, scratch| {
@@ -178,13 +178,13 @@ impl Cpu for RnnGrad {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let hidden = sizes.hidden;
         let (pieces, scratch) = cut(cx.scratch(), self.lengths(sizes));
-        let [w_hh_room, w_ih_room, d_sums, d_next, d_bias] = pieces;
+        let [w_hh_packed, w_ih_packed, d_sums, d_next, d_bias] = pieces;
         d_next.fill(0.0);
         d_bias.fill(0.0);
         let (y, g) = (cx.f32(3), cx.f32(4));
         let way = Back { sizes, gates: hidden, width: hidden, recurrent: 0, adds: false };
         let work = [&mut *d_sums, d_next, &mut *d_bias];
-        way.through_steps(cx, w_hh_room, work, scratch, |StepBack { step, sample, d_next, d_row }| {
+        way.through_steps(cx, w_hh_packed, work, scratch, |StepBack { step, sample, d_next, d_row }| {
             let now = (sample * sizes.steps + step) * hidden;
             let now = now..now + hidden;
             activate_grad_row(self.relu, &y[now.clone()], &g[now], d_next, d_row);
@@ -196,7 +196,7 @@ impl Cpu for RnnGrad {
         super::add_samples(d_bias, hidden, 0..hidden, cx.out_f32(2));
         if self.need_dx {
             let dx = Address(cx.out_f32(3).as_mut_ptr());
-            grads.input((cx.team, scratch), sizes, 0..hidden, (cx.f32(1), w_ih_room), Start::Zero, dx);
+            grads.input((cx.team, scratch), sizes, 0..hidden, (cx.f32(1), w_ih_packed), Start::Zero, dx);
         }
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {

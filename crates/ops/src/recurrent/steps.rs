@@ -82,11 +82,11 @@ pub struct StepBack<'a> {
 
 impl Back {
     /// Fills the gradients of the sums at every step, last to first, and adds them up for the biases. `work` holds
-    /// `[t, b, padded(width)]` for the former, `[b, h]` zeros, and `[b, width]` zeros for the latter; `room` the packed weight.
+    /// `[t, b, padded(width)]` for the former, `[b, h]` zeros, and `[b, width]` zeros for the latter; `packed` memory for the packed weight.
     pub fn through_steps(
         self,
         cx: &CpuCx<'_>,
-        room: &mut [f32],
+        packed: &mut [f32],
         work: [&mut [f32]; 3],
         scratch: &mut [f32],
         back: impl Fn(StepBack<'_>) + Sync,
@@ -95,7 +95,7 @@ impl Back {
         let Sizes { batch, steps, hidden, .. } = sizes;
         let stride = padded(width);
         let w_hh = Strided { data: cx.f32(2), line_stride: 1, k_stride: hidden };
-        let w_hh = gemm::prepack(&w_hh, hidden, gates, room);
+        let w_hh = gemm::prepack(&w_hh, hidden, gates, packed);
         let [d_sums, d_next, d_bias] = work.map(|piece| Address(piece.as_mut_ptr()));
         share(cx.team, batch, sizes.work(gates), scratch, |samples, scratch| {
             // SAFETY: no two threads share samples.

@@ -67,12 +67,12 @@ impl GateGrads<'_> {
         (team, scratch): (&Team, &mut [f32]),
         sizes: Sizes,
         columns: Range<usize>,
-        (weight, room): (&[f32], &mut [f32]),
+        (weight, packing): (&[f32], &mut [f32]),
         start: Start<'_>,
         dx: Address,
     ) {
         let weight = Strided { data: weight, line_stride: 1, k_stride: sizes.input };
-        let packed = gemm::prepack(&weight, sizes.input, columns.len(), room);
+        let packed = gemm::prepack(&weight, sizes.input, columns.len(), packing);
         let work = sizes.batch * sizes.steps * sizes.input * columns.len();
         share(team, sizes.batch, work, scratch, |samples, scratch| {
             let gates = self.data.get(columns.start..).unwrap_or(&[]);

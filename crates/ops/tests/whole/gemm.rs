@@ -17,9 +17,9 @@ fn product(m: usize, n: usize, k: usize, threads: usize, ta: bool, tb: bool, pre
     let a = Strided { data: &a, line_stride: if ta { 1 } else { k }, k_stride: if ta { m } else { 1 } };
     let b = Strided { data: &b, line_stride: if tb { k } else { 1 }, k_stride: if tb { 1 } else { n } };
     let sink = Rows { data: Address(c.as_mut_ptr()), stride: n };
-    let mut room = vec![0.0; prepacked_len(n, k)];
+    let mut packed_memory = vec![0.0; prepacked_len(n, k)];
     let right = match prepacked {
-        true => Right::Packed(prepack(&b, n, k, &mut room)),
+        true => Right::Packed(prepack(&b, n, k, &mut packed_memory)),
         false => Right::Fresh(&b),
     };
     let bias: Vec<f32> = (0..n).map(bias).collect();
@@ -55,8 +55,8 @@ fn bias(column: usize) -> f32 {
 fn a_prefix_of_a_packed_operand_keeps_its_cuts() {
     let (m, n, k, used) = (50, 70, 600, 330);
     let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
-    let mut room = vec![0.0; prepacked_len(n, k)];
-    let packed = prepack(&Strided { data: &b, line_stride: 1, k_stride: n }, n, k, &mut room);
+    let mut packed_memory = vec![0.0; prepacked_len(n, k)];
+    let packed = prepack(&Strided { data: &b, line_stride: 1, k_stride: n }, n, k, &mut packed_memory);
     let run = |columns: Range<usize>, threads: usize| {
         let mut c = vec![0.0; m * n];
         let mut scratch = vec![0.0; SCRATCH * threads];

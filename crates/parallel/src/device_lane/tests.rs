@@ -86,7 +86,7 @@ fn on_two(heartbeat_ms: u64, body: impl Fn(&dyn Collectives, &Arc<Watch>, &Fate)
                 let fate = Arc::new(Fate::default());
                 let links: FoundLinks = Ok(Arc::new(TestLinks(world.rank() as u8, Arc::clone(&fate))));
                 let mesh = Mesh::data(2, world.rank()).unwrap();
-                let lane = lane(&mesh, &world, Some((LinkWish::Always, links))).unwrap();
+                let lane = lane(&mesh, &world, Some((LinkPreference::Always, links))).unwrap();
                 assert!(lane.on_device(true).unwrap());
                 let mut data = [1.0; 8];
                 let number = lane.prepare(vec![sum_of(8, &mut data)], 1).unwrap();
@@ -146,7 +146,7 @@ fn an_error_of_the_library_ends_exchanges() {
 fn an_exchange_that_nobody_gets_on_with_is_a_stall() {
     on_two(5, |lane, _, fate| {
         let error = lane.settle().unwrap_err().to_string();
-        assert!(error.starts_with("the exchange `gradients` was not done within"), "{error}");
+        assert!(error.starts_with("the exchange `gradients` did not finish within"), "{error}");
         assert!(fate.aborted.load(Ordering::Relaxed));
     });
 }

@@ -325,7 +325,7 @@ impl<'g> Pass<'g> {
             self.exchange(node, (&inputs, &outputs), &mut best);
         }
         if matches!(best.1, Choice::Whole) {
-            self.ask_for_blocks(node, &inputs, &outputs);
+            self.request_blocks(node, &inputs, &outputs);
         }
         best.1
     }
@@ -557,7 +557,7 @@ impl<'g> Pass<'g> {
     }
 
     /// A node that would take an input in parts if it were cut in blocks asks its makers for that.
-    fn ask_for_blocks(&mut self, node: &Node, inputs: &[Type], outputs: &[Type]) {
+    fn request_blocks(&mut self, node: &Node, inputs: &[Type], outputs: &[Type]) {
         for split in splits_of(node, inputs, outputs) {
             for ((id, placement), ty) in node.inputs.iter().zip(&split.inputs).zip(inputs) {
                 let (Some(cut), Some((dim, blocks))) = (self.cut_of(*id), placement.cut()) else { continue };

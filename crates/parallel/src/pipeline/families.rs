@@ -105,7 +105,7 @@ pub fn family(name: &str) -> Result<&'static Family, ScheduleError> {
     FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
         let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
         let shown: String = name.chars().take(40).collect();
-        ScheduleError::size(format!("there is no schedule {shown:?}"), format!("schedules are {}", names.join(", ")))
+        ScheduleError::size(format!("unknown schedule {shown:?}"), format!("schedules are {}", names.join(", ")))
     })
 }
 

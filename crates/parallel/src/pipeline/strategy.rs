@@ -59,17 +59,13 @@ fn read(settings: &Settings) -> Result<Option<Pipeline>, SettingError> {
             let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
             let hint = format!("write one of {}, or name a file that holds a schedule", names.join(", "));
             let content = std::fs::read(&schedule).map_err(|error| {
-                settings.wrong(
-                    SCHEDULE.name,
-                    format!("is \"{schedule}\", which is no file that can be read: {error}"),
-                    hint,
-                )
+                settings.wrong(SCHEDULE.name, format!("is \"{schedule}\", which cannot be read: {error}"), hint)
             })?;
             let parsed = text::parse_bytes(&content).map_err(|error| {
                 settings.wrong(
                     SCHEDULE.name,
                     format!("is \"{schedule}\", and {error}"),
-                    "mend the file; docs/schedules.md has examples",
+                    "fix the file; docs/schedules.md has examples",
                 )
             })?;
             Recipe::File(Arc::new(parsed))
@@ -123,8 +119,8 @@ impl Pipeline {
         }
         if schedule.placement.up.is_some() && halves(&schedule).is_none() {
             let message = "does not send one half of the micro-batches down and the other half up";
-            let hint = "let the first half, in a row, go one way and the second the other: only so their sums are those of \
-                        one worker";
+            let hint = "send the first half, in a row, one way and the second half the other; otherwise sums differ from \
+                        those of one worker";
             return Err(Refusal::of_key(&SCHEDULE, message, hint));
         }
         Ok(schedule)

@@ -108,7 +108,7 @@ impl Word<'_> {
     fn number(&self, hint: &str) -> Result<usize, ScheduleError> {
         match number(self.text) {
             Some(number) => Ok(number),
-            None => self.place.error(format!("{} is not a number that can be meant here", self.shown()), hint),
+            None => self.place.error(format!("{} is not a valid number here", self.shown()), hint),
         }
     }
 
@@ -261,8 +261,10 @@ impl Parser {
         let direction = |up: bool| if up { Direction::Up } else { Direction::Down };
         let directions = directions.into_iter().map(direction).collect();
         if let Some(rank) = self.ranks.iter().position(Option::is_none) {
-            return end
-                .error(format!("rank {rank} has no line"), &format!("add a line `rank {rank}:` with its actions"));
+            return end.error(
+                format!("there is no line for rank {rank}"),
+                &format!("add a line `rank {rank}:` with its actions"),
+            );
         }
         let actions = self.ranks.into_iter().flatten().collect();
         let placement = StagePlacement { down, up: self.up, directions };

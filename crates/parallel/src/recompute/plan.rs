@@ -97,7 +97,7 @@ impl RecomputePlan {
                         format!("layers are {} …; `*` stands for any text, `{{0-3}}` for a number", known.join(", "))
                     }
                 };
-                return Err(line.refusal("names no layer of the model that can be computed again", hint));
+                return Err(line.refusal("names no layer of the model that can be recomputed", hint));
             }
         }
         for layer in &layers {

@@ -188,7 +188,7 @@ fn lines_name_layers_and_agree_about_them() {
     };
     let (place, message, hint) = wrong(&[("h.0", "blocks"), ("h.{4-9}", "blocks")], &graph);
     assert_eq!(place, "job.toml:5");
-    assert_eq!(message, "`memory.layers.\"h.{4-9}\"` names no layer of the model that can be computed again");
+    assert_eq!(message, "`memory.layers.\"h.{4-9}\"` names no layer of the model that can be recomputed");
     assert_eq!(hint, "layers are h.0, h.1, h.2, h.3 …; `*` stands for any text, `{0-3}` for a number");
     let (place, message, _) = wrong(&[("h.*", "blocks"), ("h.3", "none")], &graph);
     assert_eq!(place, "job.toml:5");

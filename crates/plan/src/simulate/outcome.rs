@@ -52,7 +52,7 @@ impl Outcome {
 /// Why a scenario did not end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimulationError {
-    #[error("role {role} of replica {replica} waits for {what}, and nobody brings it")]
+    #[error("role {role} of replica {replica} waits for {what}, which never arrives")]
     Stuck { role: usize, replica: usize, what: String },
     #[error("{0}")]
     Schedule(String),

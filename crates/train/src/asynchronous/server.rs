@@ -2,7 +2,6 @@
 //! them back.
 
 use super::{DONE, RESTORE, SAVE, pairs, refused, state, whole_shares};
-use crate::company::served;
 use crate::error::Error;
 use crate::job::Job;
 use crate::memory_check::{self, HostUsage};
@@ -10,6 +9,7 @@ use crate::memory_limit::{self, Wanted};
 use crate::step::graph_of;
 use crate::step_inputs::StepInputs;
 use crate::timeline::{COMMUNICATION, Timeline};
+use crate::worker_group::served;
 use kolo_comm::communicator::CallSpan;
 use kolo_comm::element::{ElementType, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
@@ -65,7 +65,7 @@ pub fn serve(
         trace(timeline, &mut session, &links);
     }
     let server = Server::new(job, roles, (store, session), (&shares, number), timeline.cloned());
-    Desk { server: Mutex::new(server), changed: Condvar::new() }.attend_all(&links)
+    ServerLoop { server: Mutex::new(server), changed: Condvar::new() }.serve_all(&links)
 }
 
 /// This server's part of the whole step.
@@ -74,7 +74,7 @@ fn server_graph(job: &Job, roles: Roles, number: usize) -> Result<Graph, Error> 
     let graph = graph_of(job, &served(job, roles)?, Purpose::Server, &mesh)?;
     if !roles.synchronous() && graph.nodes.iter().any(|node| node.op.collective().is_some()) {
         return Err(refused(
-            "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),
+            "the update needs numbers of all servers' gradients, and those of different pushes cannot be combined\n  hint: use `--servers 1` or `--staleness 0`".into(),
         ));
     }
     Ok(graph)
@@ -272,18 +272,18 @@ fn add_up<'t>(terms: impl Iterator<Item = &'t Vec<f32>>, total: &mut [f32]) {
 }
 
 /// A server with the threads that wait for it.
-struct Desk<'j> {
+struct ServerLoop<'j> {
     server: Mutex<Server<'j>>,
     changed: Condvar,
 }
 
-impl<'j> Desk<'j> {
+impl<'j> ServerLoop<'j> {
     fn lock(&self) -> MutexGuard<'_, Server<'j>> {
         kolo_base::lock(&self.server)
     }
 
     /// Serves every worker until it is done.
-    fn attend_all(&self, links: &[Communicator]) -> Result<Served, Error> {
+    fn serve_all(&self, links: &[Communicator]) -> Result<Served, Error> {
         std::thread::scope(|scope| {
             // All start before the first is waited for.
             let started = links.iter().enumerate().map(|(worker, link)| self.start(scope, worker, link));

@@ -50,5 +50,5 @@ fn below(number: i64, most: i64) -> Result<usize, Error> {
 }
 
 fn garbled() -> Error {
-    Error::Together(Fault::BadCall("an entry of a server's state makes no sense".into()))
+    Error::Together(Fault::BadCall("an entry of a server's state is malformed".into()))
 }

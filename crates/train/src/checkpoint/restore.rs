@@ -80,7 +80,7 @@ pub fn newest(job: &Job, dir: &CheckpointDir, world: Option<&Communicator>) -> R
     let checkpoint =
         Checkpoint::open(&disk, Path::new(&path)).map_err(|error| Error::checkpoint(&error.to_string()))?;
     let record: TrainerRecord = serde_json::from_value(checkpoint.header().trainer.clone())
-        .map_err(|error| Error::checkpoint(&format!("{path}: it has no state of a run to go on from: {error}\n  hint: start from its weights instead, with `[model] from = \"{path}\"`")))?;
+        .map_err(|error| Error::checkpoint(&format!("{path}: it has no training state to resume from: {error}\n  hint: start from its weights instead, with `[model] from = \"{path}\"`")))?;
     notes.extend(compare(job, &checkpoint.header().settings, &path)?);
     Ok(Some(Resumed { checkpoint, record, notes }))
 }
@@ -91,7 +91,7 @@ fn find(root: &Path) -> Result<(Option<String>, Vec<String>), kolo_ckpt::CkptErr
     }
     let newest = kolo_ckpt::newest_valid(&RealDisk::shared(), root)?;
     let path = newest.checkpoint.map(|checkpoint| checkpoint.dir().to_string_lossy().into_owned());
-    let skipped = newest.skipped.iter().map(|(path, why)| format!("note: passed over {}: {why}", path.display()));
+    let skipped = newest.skipped.iter().map(|(path, why)| format!("note: skipped {}: {why}", path.display()));
     Ok((path, skipped.collect()))
 }
 
@@ -115,8 +115,10 @@ fn compare(job: &Job, saved: &[(String, String)], path: &str) -> Result<Vec<Stri
         }
         let then = if then.contains_key(key) { format!("with `{key}` = {value}") } else { format!("without `{key}`") };
         return Err(Error::Checkpoint {
-            message: format!("{path} was saved {then}, and this job has {here}"),
-            hint: format!("set it back to go on, or start anew from the weights with `[model] from = \"{path}\"`"),
+            message: format!("{path} was saved {then}, but this job has {here}"),
+            hint: format!(
+                "change it back to resume, or start a new run from the weights with `[model] from = \"{path}\"`"
+            ),
         });
     }
     Ok(notes)
@@ -155,15 +157,15 @@ fn read(checkpoint: &Checkpoint, entry: &Entry, out: &mut [u8]) -> Result<(), Er
     let Some(tensor) = checkpoint.tensor(&entry.tensor) else {
         let path = checkpoint.dir().display();
         return Err(failed(format!(
-            "{path} has no tensor `{}`\n  hint: go on with the job that saved it: the same model and optimizer",
+            "{path} has no tensor `{}`\n  hint: resume with the job that saved it: same model, same optimizer",
             entry.tensor
         )));
     };
     if tensor.whole[..] != entry.whole[..] || tensor.dtype != entry.ty.dtype {
         let path = checkpoint.dir().display();
         return Err(failed(format!(
-            "{path} has `{}` as {} of shape {:?}, and the job has {} of shape {:?}\n  \
-             hint: go on with the job that saved it: the same model and optimizer",
+            "{path} has `{}` as {} of shape {:?}, but the job has {} of shape {:?}\n  \
+             hint: resume with the job that saved it: same model, same optimizer",
             entry.tensor,
             tensor.dtype.name(),
             tensor.whole,

@@ -98,7 +98,7 @@ fn read_every(checkpoint: &Settings) -> Result<Every, SettingError> {
         "s" | "second" | "seconds" => seconds(1),
         "min" | "minute" | "minutes" => seconds(60),
         "h" | "hour" | "hours" => seconds(3600),
-        unit => return Err(wrong(format!("is \"{text}\", and `{unit}` is not a unit"))),
+        unit => return Err(wrong(format!("is \"{text}\", but `{unit}` is not a unit"))),
     })
 }
 

@@ -69,8 +69,12 @@ impl StartWeights {
             store.entries().iter().filter(|entry| wanted(entry)).filter_map(|entry| misfit(&source, entry)).collect();
         if let Some(first) = wrong.first() {
             return Err(Error::Checkpoint {
-                message: format!("{from}: {first}{}", if wrong.len() > 1 { format!(" (and {} more)", wrong.len() - 1) } else { String::new() }),
-                hint: "start from weights of the same model, or name what is to be initialised anew: `fresh = [\"head.*\"]`".into(),
+                message: format!(
+                    "{from}: {first}{}",
+                    if wrong.len() > 1 { format!(" (and {} more)", wrong.len() - 1) } else { String::new() }
+                ),
+                hint: "start from weights of the same model, or name what to initialise afresh: `fresh = [\"head.*\"]`"
+                    .into(),
             });
         }
         store.fill(|entry, out| match wanted(entry) {
@@ -95,7 +99,7 @@ fn misfit(source: &TensorSource, entry: &Entry) -> Option<String> {
     let same = tensor.dtype == Some(entry.ty.dtype) && tensor.shape == &entry.whole[..];
     (!same).then(|| {
         let here = format!("{}{:?}", entry.ty.dtype.name(), &entry.whole[..]).replace(' ', "");
-        format!("it has `{}` as {}, and the model has {here}", entry.tensor, shown(&tensor))
+        format!("it has `{}` as {}, but the model has {here}", entry.tensor, shown(&tensor))
     })
 }
 

@@ -129,7 +129,7 @@ fn best(logits: &[f32]) -> Result<usize, Error> {
     for (at, logit) in logits.iter().enumerate() {
         if logit.is_nan() || *logit == f32::INFINITY {
             let message = format!("the logit of token {at} is {logit}");
-            let hint = "the weights are not those of a model that was trained to an end; look at the loss of its run";
+            let hint = "the weights are not finite or the training diverged; check the loss of its run";
             return Err(Error::Unfit { message, hint: hint.into() });
         }
         if *logit > logits[best] {

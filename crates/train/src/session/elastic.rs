@@ -211,10 +211,11 @@ fn of_step(held: &[Holding], step: usize) -> impl Iterator<Item = &Part> {
 fn lost_together(step: usize, tensor: &str, element: usize) -> Error {
     Error::Checkpoint {
         message: format!(
-            "the state after step {step} is lost: nobody who is left has `{tensor}` from element {element} on, as a worker \
-             was lost together with the one that kept a copy of its share"
+            "the state after step {step} is lost: no remaining worker has `{tensor}` from element {element} on, \
+             because a worker was lost together with the one that kept its copy"
         ),
-        hint: "go on from the newest checkpoint with --resume; `checkpoint.every` says how often one is saved".into(),
+        hint: "continue from the newest checkpoint with --resume; `checkpoint.every` sets how often one is saved"
+            .into(),
     }
 }
 
@@ -258,7 +259,7 @@ impl Run<'_> {
             saver.has(resumed.record.step);
         }
         let path = resumed.checkpoint.dir().display();
-        self.observer.note(&format!("going on after step {} from {path}", resumed.record.step));
+        self.observer.note(&format!("resuming after step {} from {path}", resumed.record.step));
         self.restore(resumed.record);
         Ok(true)
     }

@@ -5,7 +5,7 @@ use kolo_ckpt::{RealDisk, SharedDisk};
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::CheckpointDir;
 use kolo_train::interrupt::Interrupt;
-use kolo_train::session::{Company, Observer, RunOptions, Silent};
+use kolo_train::session::{Observer, RunOptions, Silent, WorkerGroup};
 use kolo_train::{Error, Job, Report};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,10 +50,10 @@ fn dir(root: &Path, resume: bool) -> Option<CheckpointDir> {
 }
 
 /// One rank's run; stopped after a step, if one is named.
-fn one_run(job: &Arc<Job>, company: Company, root: &Path, after: Option<usize>, resume: bool) -> (Report, Stopper) {
+fn one_run(job: &Arc<Job>, group: WorkerGroup, root: &Path, after: Option<usize>, resume: bool) -> (Report, Stopper) {
     let mut stopper = Stopper { after, ..Stopper::default() };
-    let checkpoints = dir(root, resume).filter(|_| company.is_chief());
-    let options = RunOptions { interrupt: stopper.interrupt.clone(), checkpoints, ..options(company) };
+    let checkpoints = dir(root, resume).filter(|_| group.is_rank_zero());
+    let options = RunOptions { interrupt: stopper.interrupt.clone(), checkpoints, ..options(group) };
     let outcome = kolo_train::run(Arc::clone(job), &options, &mut stopper);
     (outcome.unwrap_or_else(|error| panic!("{error}")).1, stopper)
 }
@@ -69,10 +69,10 @@ pub fn run_on(
     let (workers, servers) = layout;
     let roles = Roles { workers, servers, staleness: Some(0) };
     let mut outcomes = match (workers, servers) {
-        (1, 0) => return one_run(job, Company::Alone, root, after, resume),
-        (_, 0) => on_ranks(workers, |world| Some(one_run(job, Company::Workers(world), root, after, resume))),
+        (1, 0) => return one_run(job, WorkerGroup::Alone, root, after, resume),
+        (_, 0) => on_ranks(workers, |world| Some(one_run(job, WorkerGroup::Workers(world), root, after, resume))),
         _ => on_ranks(workers + servers, |world| match world.rank() < workers {
-            true => Some(one_run(job, Company::Served(world, roles), root, after, resume)),
+            true => Some(one_run(job, WorkerGroup::Served(world, roles), root, after, resume)),
             false => {
                 asynchronous::serve(job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"));
                 None
@@ -85,7 +85,7 @@ pub fn run_on(
 /// Save with one layout, load with another: one digest.
 #[test]
 fn a_run_goes_on_in_any_layout() {
-    let alone = report(&crate::job(&text("")), Company::Alone);
+    let alone = report(&crate::job(&text("")), WorkerGroup::Alone);
     let layouts = [
         (1, 0, ""),
         (2, 0, "zero = 2"),
@@ -124,7 +124,7 @@ fn rounding_goes_on_where_it_was() {
     let job = |parallel: &str| {
         crate::job(&text(&format!("precision = \"bf16\"\nrounding = \"stochastic\"\n[parallel]\n{parallel}\n")))
     };
-    let alone = report(&job(""), Company::Alone);
+    let alone = report(&job(""), WorkerGroup::Alone);
     for (from, to) in [((1, ""), (1, "")), ((2, "zero = 1"), (4, "zero = 3")), ((4, "zero = 3"), (1, ""))] {
         let temp = tempfile::tempdir().unwrap();
         run_on(&job(from.1), (from.0, 0), temp.path(), Some(7), false);
@@ -152,7 +152,7 @@ fn steps(root: &Path) -> Vec<u64> {
 
 #[test]
 fn checkpoints_on_the_way_change_nothing_and_the_newest_are_kept() {
-    let alone = report(&crate::job(&text("")), Company::Alone);
+    let alone = report(&crate::job(&text("")), WorkerGroup::Alone);
     for (workers, parallel) in [(1, ""), (4, "zero = 1")] {
         let job = crate::job(&text(&format!("[checkpoint]\nevery = \"3 steps\"\nkeep = 2\n[parallel]\n{parallel}\n")));
         let temp = tempfile::tempdir().unwrap();
@@ -193,13 +193,13 @@ fn another_job_is_refused_and_a_longer_one_is_not() {
     run_on(&crate::job(&text("")), (1, 0), temp.path(), Some(6), false);
     let refused = |change: (&str, &str)| {
         let job = crate::job(&text("").replace(change.0, change.1));
-        let options = RunOptions { checkpoints: dir(temp.path(), true), ..options(Company::Alone) };
+        let options = RunOptions { checkpoints: dir(temp.path(), true), ..options(WorkerGroup::Alone) };
         kolo_train::run(job, &options, &mut Silent).map(|_| ()).unwrap_err()
     };
     let batch = refused(("batch = 16", "batch = 8"));
     assert!(matches!(batch, Error::Checkpoint { .. }), "{batch}");
     assert!(
-        batch.to_string().contains("was saved with `data.batch` = 16, and this job has 8\n  hint: set it back"),
+        batch.to_string().contains("was saved with `data.batch` = 16, but this job has 8\n  hint: change it back"),
         "{batch}"
     );
     assert!(refused(("adamw", "lamb")).to_string().contains("was saved with `train.optimizer."));
@@ -211,7 +211,7 @@ fn another_job_is_refused_and_a_longer_one_is_not() {
 
 #[test]
 fn a_damaged_checkpoint_is_passed_over() {
-    let alone = report(&crate::job(&text("")), Company::Alone);
+    let alone = report(&crate::job(&text("")), WorkerGroup::Alone);
     let job = crate::job(&text("[checkpoint]\nevery = \"5 steps\"\n"));
     let temp = tempfile::tempdir().unwrap();
     run_on(&job, (1, 0), temp.path(), Some(14), false);
@@ -223,15 +223,15 @@ fn a_damaged_checkpoint_is_passed_over() {
     bytes[middle] ^= 1;
     std::fs::write(&weights, bytes).unwrap();
     let (resumed, seen) = run_on(&job, (2, 0), temp.path(), None, true);
-    assert!(seen.notes[0].contains("passed over") && seen.notes[0].contains("step-00000014"), "{:?}", seen.notes);
-    assert!(seen.notes.iter().any(|note| note.contains("going on after step ")), "{:?}", seen.notes);
+    assert!(seen.notes[0].contains("skipped") && seen.notes[0].contains("step-00000014"), "{:?}", seen.notes);
+    assert!(seen.notes.iter().any(|note| note.contains("resuming after step ")), "{:?}", seen.notes);
     assert_same("after damage", &alone, &resumed);
 }
 
 #[test]
 fn a_directory_that_cannot_be_written_stops_no_training() {
     let job = crate::job(&text("[checkpoint]\nevery = \"5 steps\"\n"));
-    let alone = report(&job, Company::Alone);
+    let alone = report(&job, WorkerGroup::Alone);
     let temp = tempfile::tempdir().unwrap();
     let blocked = temp.path().join("checkpoints");
     // The directory turns into a file after the run has begun: every save fails from then on.
@@ -248,7 +248,7 @@ fn a_directory_that_cannot_be_written_stops_no_training() {
         }
     }
     let mut spoiler = Spoiler(blocked.clone(), Mutex::default());
-    let mut options = RunOptions { checkpoints: dir(&blocked, false), ..options(Company::Alone) };
+    let mut options = RunOptions { checkpoints: dir(&blocked, false), ..options(WorkerGroup::Alone) };
     options.checkpoints.iter_mut().for_each(|dir| dir.required = false);
     let (_, report) =
         kolo_train::run(Arc::clone(&job), &options, &mut spoiler).unwrap_or_else(|error| panic!("{error}"));

@@ -7,7 +7,7 @@ use kolo_exec::Options;
 use kolo_models::MODELS;
 use kolo_train::interrupt::Interrupt;
 use kolo_train::report::Planned;
-use kolo_train::session::{Company, RunOptions, Silent};
+use kolo_train::session::{RunOptions, Silent, WorkerGroup};
 use kolo_train::{Error, HeldBatch, Job, Trainer, job_file};
 use std::path::Path;
 use std::sync::Arc;
@@ -76,31 +76,31 @@ fn sample_at(job: &Job, place: usize) -> usize {
 
 #[test]
 fn where_samples_are_made_does_not_matter() {
-    let alone = report(&Arc::new(plain("")), Company::Alone);
+    let alone = report(&Arc::new(plain("")), WorkerGroup::Alone);
     assert_eq!((alone.loader.batches, alone.loader.threads), (0, 0), "cheap samples are made by the lanes");
     for (batches, threads) in [(1, 1), (1, 3), (2, 2), (4, 1), (4, 4)] {
         let keys = format!("prefetch = {batches}\nthreads = {threads}");
         let name = format!("{batches} batches, {threads} threads");
         for job in [Arc::new(plain(&keys)), reading(&keys, Duration::ZERO, None)] {
-            let ahead = report(&job, Company::Alone);
+            let ahead = report(&job, WorkerGroup::Alone);
             assert_eq!(alone.weights, ahead.weights, "{name}");
             assert_eq!(alone.metrics, ahead.metrics, "{name}: the evaluation");
             assert_eq!((ahead.loader.batches, ahead.loader.threads), (batches, threads));
         }
-        let workers = on_ranks(2, |world| report(&reading(&keys, Duration::ZERO, None), Company::Workers(world)));
+        let workers = on_ranks(2, |world| report(&reading(&keys, Duration::ZERO, None), WorkerGroup::Workers(world)));
         workers.iter().for_each(|one| assert_eq!(alone.weights, one.weights, "{name}, 2 workers"));
     }
     for job in [Arc::new(plain("prefetch = 0")), reading("prefetch = 0", Duration::ZERO, None)] {
-        let now = report(&job, Company::Alone);
+        let now = report(&job, WorkerGroup::Alone);
         assert_eq!((&alone.weights, now.loader.threads), (&now.weights, 0), "made when they are needed");
     }
 }
 
 #[test]
 fn a_slow_source_is_waited_for_and_changes_nothing() {
-    let alone = report(&Arc::new(plain("")), Company::Alone);
+    let alone = report(&Arc::new(plain("")), WorkerGroup::Alone);
     for keys in ["prefetch = 0", "prefetch = 1\nthreads = 1", "prefetch = 4\nthreads = 4"] {
-        let slow = report(&reading(keys, Duration::from_micros(500), None), Company::Alone);
+        let slow = report(&reading(keys, Duration::from_micros(500), None), WorkerGroup::Alone);
         assert_eq!(alone.weights, slow.weights, "{keys}");
         // 64 fills of half a millisecond, while the step itself takes less.
         let wait = slow.data_wait_ms;
@@ -134,13 +134,13 @@ fn an_interrupted_run_leaves_no_loader_behind() {
     let job = reading("prefetch = 4\nthreads = 3", Duration::from_micros(100), None);
     let interrupt = Interrupt::default();
     interrupt.request();
-    let company = Company::Alone;
+    let group = WorkerGroup::Alone;
     let options = RunOptions {
         threads: 1,
         out: None,
         interrupt,
         planned: Planned::default(),
-        company,
+        group,
         timeline: None,
         checkpoints: None,
         elastic: None,
@@ -196,7 +196,7 @@ fn an_interrupt_is_seen_while_samples_are_waited_for() {
             out: None,
             interrupt,
             planned: Planned::default(),
-            company: Company::Alone,
+            group: WorkerGroup::Alone,
             timeline: None,
             checkpoints: None,
             elastic: None,

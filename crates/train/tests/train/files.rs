@@ -3,7 +3,7 @@
 use crate::checkpoints::run_on;
 use crate::workers::{assert_same, on_ranks, report};
 use kolo_models::MODELS;
-use kolo_train::session::Company;
+use kolo_train::session::WorkerGroup;
 use kolo_train::{Job, Report, job_file};
 use std::fs;
 use std::path::Path;
@@ -52,7 +52,7 @@ fn job(root: &Path, keys: &str) -> Arc<Job> {
 
 /// Of rank 0.
 fn among(workers: usize, root: &Path, keys: &str) -> Report {
-    let one = |world| report(&job(root, keys), Company::Workers(world));
+    let one = |world| report(&job(root, keys), WorkerGroup::Workers(world));
     on_ranks(workers, one).swap_remove(0)
 }
 
@@ -65,15 +65,15 @@ const AUGMENTED: &str = "transforms = [{ kind = \"resize\", size = [8, 10] }, \
 fn augmented_images_give_the_same_bits_in_every_layout() {
     let root = TempDir::new().unwrap();
     folders(root.path(), 40);
-    let alone = report(&job(root.path(), AUGMENTED), Company::Alone);
+    let alone = report(&job(root.path(), AUGMENTED), WorkerGroup::Alone);
     let plain = report(
         &job(root.path(), "transforms = [{ kind = \"resize\", size = 8 }, { kind = \"crop\", size = 8 }]"),
-        Company::Alone,
+        WorkerGroup::Alone,
     );
     assert_ne!(alone.weights, plain.weights);
     for keys in ["threads = 1", "threads = 4\nprefetch = 3", "cache = \"memory\"", "cache = \"disk\"\ncache_max = 9000"]
     {
-        let other = report(&job(root.path(), &format!("{AUGMENTED}{keys}")), Company::Alone);
+        let other = report(&job(root.path(), &format!("{AUGMENTED}{keys}")), WorkerGroup::Alone);
         assert_same(keys, &alone, &other);
         let stages = other.data_stages_ms.unwrap();
         assert!(
@@ -117,13 +117,13 @@ fn streams_give_the_same_bits_in_every_layout_and_go_on() {
     let root = TempDir::new().unwrap();
     shard(&root.path().join("a.tar"), 0..61);
     shard(&root.path().join("b.tar"), 61..109);
-    let alone = report(&job(root.path(), STREAMED), Company::Alone);
+    let alone = report(&job(root.path(), STREAMED), WorkerGroup::Alone);
     // 87 samples train, in 5 steps to the epoch.
     assert_eq!((alone.steps, fs::read_dir(root.path()).unwrap().count()), (15, 2), "no index is made");
-    let in_order = report(&job(root.path(), &STREAMED.replace("= 9", "= 1")), Company::Alone);
+    let in_order = report(&job(root.path(), &STREAMED.replace("= 9", "= 1")), WorkerGroup::Alone);
     assert_ne!(alone.weights, in_order.weights);
     for keys in ["threads = 1", "threads = 4\nprefetch = 3", "prefetch = 0", "cache = \"memory\""] {
-        assert_same(keys, &alone, &report(&job(root.path(), &format!("{STREAMED}{keys}")), Company::Alone));
+        assert_same(keys, &alone, &report(&job(root.path(), &format!("{STREAMED}{keys}")), WorkerGroup::Alone));
     }
     for workers in [2, 4] {
         let keys = format!("{STREAMED}threads = 3");
@@ -148,7 +148,7 @@ fn broken_images_stop_the_run_or_are_counted() {
         fs::write(root.path().join(name), &whole[..bytes]).unwrap();
     }
     let skip = format!("{AUGMENTED}on_error = \"skip\"");
-    let alone = report(&job(root.path(), &skip), Company::Alone);
+    let alone = report(&job(root.path(), &skip), WorkerGroup::Alone);
     let skipped = alone.skipped.clone().unwrap();
     let damaged = |message: &String| message.contains("007.png") && message.contains("the image cannot be decoded");
     assert!(skipped.samples >= 3 && skipped.messages.iter().any(damaged), "{skipped:?}");
@@ -177,11 +177,11 @@ fn validation_files_are_not_trained_on() {
     let lens = (job.split.train_len(), job.split.held_out_len(), job.split.test_len(), job.source.len());
     assert_eq!(lens, (40, 14, 6, 60));
     assert_eq!(job.source.class_names().unwrap(), ["across", "along"]);
-    let alone = report(&job, Company::Alone);
+    let alone = report(&job, WorkerGroup::Alone);
     assert!(alone.metrics.contains_key("accuracy") && alone.steps == 6);
     // What is held out has no part in the weights.
     fs::write(validation.join("along/001.png"), picture(1, 99)).unwrap();
-    let other = report(&self::job(&train, &keys), Company::Alone);
+    let other = report(&self::job(&train, &keys), WorkerGroup::Alone);
     assert_eq!(alone.weights, other.weights);
     assert_ne!(job.manifest().unwrap(), self::job(&train, &keys).manifest().unwrap());
     let error = read(&train, &format!("{keys}holdout = 0.1")).unwrap_err();
@@ -240,13 +240,13 @@ fn the_example_of_a_table_trains() {
     let job = example("csv.toml", &keys);
     assert_eq!(job.source.class_names().unwrap(), ["aurelia", "borealis", "calida"]);
     assert_eq!(job.fields[0].shape, [7], "four numbers and three colours");
-    let alone = report(&job, Company::Alone);
+    let alone = report(&job, WorkerGroup::Alone);
     assert!(alone.metrics["accuracy"] > 0.9, "{:?}", alone.metrics);
-    let two = on_ranks(2, |world| report(&example("csv.toml", &keys), Company::Workers(world)));
+    let two = on_ranks(2, |world| report(&example("csv.toml", &keys), WorkerGroup::Workers(world)));
     assert_same("2 workers", &alone, &two[0]);
     let regression = ["data.target=petal_length", "data.task=regression", "data.inputs=[\"petal_width\", \"colour\"]"];
     let keys: Vec<String> = keys.iter().cloned().chain(regression.map(String::from)).collect();
-    let other = report(&example("csv.toml", &keys), Company::Alone);
+    let other = report(&example("csv.toml", &keys), WorkerGroup::Alone);
     assert!(other.metrics["mse"] < 3.0, "{:?}", other.metrics);
 }
 
@@ -267,7 +267,7 @@ fn the_example_of_an_image_folder_trains() {
         "train.epochs=4".into(),
         "model.channels=[4, 8]".into(),
     ];
-    let alone = report(&example("images.toml", &keys), Company::Alone);
+    let alone = report(&example("images.toml", &keys), WorkerGroup::Alone);
     assert!(alone.loss.is_finite() && alone.steps == 4 && alone.metrics.contains_key("accuracy"));
     assert!(alone.data_stages_ms.unwrap().cached > 0);
 }

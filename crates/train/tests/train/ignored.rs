@@ -9,7 +9,7 @@ use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{Build, MODELS, Model, ModelKind, Outputs, classify};
 use kolo_ops::prelude::*;
 use kolo_train::asynchronous::Roles;
-use kolo_train::session::Company;
+use kolo_train::session::WorkerGroup;
 use kolo_train::{Error, Job, Trainer, job_file};
 use std::sync::Arc;
 
@@ -64,10 +64,10 @@ fn gpt(parallel: &str) -> Arc<Job> {
 
 #[test]
 fn the_layout_does_not_matter() {
-    let alone = report(&gpt(""), Company::Alone);
+    let alone = report(&gpt(""), WorkerGroup::Alone);
     for (workers, parallel) in [(2, "zero = 0"), (4, "zero = 0\nbucket_mib = 0"), (4, "zero = 1"), (8, "zero = 1")] {
         let job = gpt(&format!("[parallel]\n{parallel}\n"));
-        let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+        let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
         reports.iter().for_each(|other| assert_same(&format!("{workers} workers, {parallel}"), &alone, other));
     }
     for (workers, servers) in [(2, 1), (4, 3)] {
@@ -88,7 +88,7 @@ fn the_layout_does_not_matter() {
 fn a_worker_of_its_own_divides_by_its_own_count() {
     let text = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nsource = \"builtin:digits\"\nbatch = 16\ngrains = 4\n\
                 [train]\nsteps = 5\noptimizer = { kind = \"sgd\", lr = 0.1 }\n";
-    let alone = report(&uneven(text), Company::Alone);
+    let alone = report(&uneven(text), WorkerGroup::Alone);
     let (reports, _) = with_servers(&uneven(text), Roles { workers: 1, servers: 2, staleness: Some(3) });
     assert_same("one worker, two servers", &alone, &reports[0]);
 }

@@ -8,7 +8,7 @@ use kolo_graph::DType;
 use kolo_models::MODELS;
 use kolo_parallel::{Mesh, Purpose};
 use kolo_train::asynchronous::Roles;
-use kolo_train::session::Company;
+use kolo_train::session::WorkerGroup;
 use kolo_train::step::{LayoutCheck, graph_of};
 use kolo_train::{Job, Report, job_file};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ fn job(name: &str, train: &str, parallel: &str) -> Arc<Job> {
 
 fn on(workers: usize, job: &Arc<Job>) -> Vec<Report> {
     match workers {
-        1 => vec![report(job, Company::Alone)],
-        _ => on_ranks(workers, |world| report(job, Company::Workers(world))),
+        1 => vec![report(job, WorkerGroup::Alone)],
+        _ => on_ranks(workers, |world| report(job, WorkerGroup::Workers(world))),
     }
 }
 
 fn assert_layouts(name: &str, train: &str, alone: &str, layouts: &[(usize, &str)]) -> Report {
-    let one = report(&job(name, train, alone), Company::Alone);
+    let one = report(&job(name, train, alone), WorkerGroup::Alone);
     for (workers, parallel) in layouts {
         for other in on(*workers, &job(name, train, &format!("{alone}\n{parallel}"))) {
             assert_same(&format!("{name}, {train}: {workers} workers, {parallel}"), &one, &other);
@@ -79,7 +79,7 @@ fn pipelines_are_cut_in_bf16_where_they_are_in_f32() {
                  [train]\nsteps = 2\nprecision = \"{precision}\"\n[parallel]\n{parallel}\n"
             ))
         };
-        let alone = report(&job("bf16", ""), Company::Alone);
+        let alone = report(&job("bf16", ""), WorkerGroup::Alone);
         for stages in [2, 3, 4] {
             let parallel = format!("pipeline = {stages}");
             let params = |precision: &str| {
@@ -106,7 +106,7 @@ const PURE: &str = "precision = \"bf16\"\nrounding = \"stochastic\"";
 #[test]
 fn layouts_do_not_matter_where_weights_are_rounded_by_chance() {
     let one = assert_layouts("gpt", PURE, "slices = 2", &LAYOUTS);
-    let kept = report(&job("gpt", "precision = \"bf16\"", "slices = 2"), Company::Alone);
+    let kept = report(&job("gpt", "precision = \"bf16\"", "slices = 2"), WorkerGroup::Alone);
     assert_ne!(one.weights, kept.weights);
     for name in ["cnn", "mlp", "lstm"] {
         assert_layouts(name, PURE, "", &[(2, ""), (4, "zero = 1"), (4, "zero = 3")]);
@@ -118,7 +118,7 @@ fn layouts_do_not_matter_where_weights_are_rounded_by_chance() {
                  [train]\nsteps = 5\noptimizer = {{ kind = \"{kind}\" }}\n{PURE}\n[parallel]\n{parallel}\n"
             )
         };
-        let one = report(&crate::job(&text("")), Company::Alone);
+        let one = report(&crate::job(&text("")), WorkerGroup::Alone);
         for zero in ["zero = 1", "zero = 3"] {
             on(4, &crate::job(&text(zero)))
                 .iter()
@@ -136,7 +136,7 @@ fn servers_round_weights_as_workers_do() {
              batch = 8\ngrains = 4\nsamples = 64\n[train]\nsteps = 4\noptimizer = {{ kind = \"{kind}\" }}\n{PURE}\n"
         );
         let job = crate::job(&text);
-        let alone = report(&job, Company::Alone);
+        let alone = report(&job, WorkerGroup::Alone);
         for servers in [1, 3] {
             let (reports, _) = with_servers(&job, Roles { workers: 2, servers, staleness: Some(0) });
             let name = format!("{kind}, {servers} servers");
@@ -300,9 +300,9 @@ fn a_precision_that_a_device_lacks_is_refused() {
     assert!(error.contains("`train.precision` is \"tf32\", which the device `reference` does not have"), "{error}");
     assert!(job.check_executor().unwrap_err().to_string().contains("`cpu`"));
     let error = read("precision = \"bf16\"\nloss_scale = 2").unwrap_err().to_string();
-    assert!(error.contains("test.toml:7") && error.contains("has no use with `precision = \"bf16\"`"), "{error}");
+    assert!(error.contains("test.toml:7") && error.contains("has no effect with `precision = \"bf16\"`"), "{error}");
     let error = read("precision = \"f16\"\nloss_scale = 3").unwrap_err().to_string();
-    assert!(error.contains("is 3, which is no power of two"), "{error}");
+    assert!(error.contains("is 3, which is not a power of two"), "{error}");
     let error = read("precision = \"f16\"\n[parallel]\npipeline = 2").unwrap_err().to_string();
     assert!(error.contains("is 2, which cannot be combined with `train.precision = \"f16\"`"), "{error}");
     let error = read("precision = \"fp16\"").unwrap_err().to_string();

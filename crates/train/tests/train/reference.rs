@@ -3,7 +3,7 @@
 use kolo_exec::Options;
 use kolo_exec::reference::Reference;
 use kolo_models::MODELS;
-use kolo_train::session::Company;
+use kolo_train::session::WorkerGroup;
 use kolo_train::{Error, Job, Trainer, job_file};
 use std::sync::Arc;
 
@@ -96,9 +96,9 @@ fn a_run_of_it_can_be_taken_up_again() {
 fn it_runs_one_worker() {
     let job = job(JOBS[0].1, true);
     let errors = crate::workers::on_ranks(2, |world| {
-        let company = Company::Workers(world);
-        let options = company.options(&job, 1).unwrap();
-        Trainer::in_company(Arc::clone(&job), &company, options).unwrap_err()
+        let group = WorkerGroup::Workers(world);
+        let options = group.options(&job, 1).unwrap();
+        Trainer::in_group(Arc::clone(&job), &group, options).unwrap_err()
     });
     for error in errors {
         assert!(matches!(error, Error::Workers { workers: 2, .. }), "{error}");

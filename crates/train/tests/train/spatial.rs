@@ -3,7 +3,7 @@
 use crate::workers::{assert_same, on_ranks, report};
 use kolo_comm::Communicator;
 use kolo_exec::Options;
-use kolo_train::session::Company;
+use kolo_train::session::WorkerGroup;
 use kolo_train::{Job, Trainer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ fn job(model: &str, parallel: &str) -> Arc<Job> {
 }
 
 fn agree(model: &str, part_of_job: &str, layouts: &[(usize, &str)]) {
-    let alone = report(&job(model, part_of_job), Company::Alone);
+    let alone = report(&job(model, part_of_job), WorkerGroup::Alone);
     for (workers, parallel) in layouts {
         let job = job(model, &format!("{part_of_job}\n{parallel}"));
-        let reports = on_ranks(*workers, |world| report(&job, Company::Workers(world)));
+        let reports = on_ranks(*workers, |world| report(&job, WorkerGroup::Workers(world)));
         let name = format!("{model}{part_of_job}: {workers} workers, {parallel}");
         reports.iter().for_each(|other| assert_same(&name, &alone, other));
     }
@@ -158,5 +158,5 @@ fn impossible_tiles_name_possible_ones() {
     let tokens = "[model]\nkind = \"gpt\"\nlayers = 1\nwidth = 8\nheads = 1\ncontext = 4\nvocab = 5\n";
     let text = format!("{tokens}[data]\nsource = \"synthetic:tokens\"\nbatch = 4\n[parallel]\ntiles = [2, 1]\n");
     let error = Trainer::new(crate::job(&text), Options::for_grains(1, 1)).unwrap_err().to_string();
-    assert!(error.contains("cuts images, and the model has none"), "{error}");
+    assert!(error.contains("cuts images, but the model has none"), "{error}");
 }

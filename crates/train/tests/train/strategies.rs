@@ -12,7 +12,7 @@ use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::{Facts, Key, KeyValue, Part, Refusal};
 use kolo_parallel::{Mesh, Purpose, STRATEGIES, Strategy, StrategyKind};
 use kolo_train::job::Kinds;
-use kolo_train::session::Company;
+use kolo_train::session::WorkerGroup;
 use kolo_train::step::graph_of;
 use kolo_train::{Job, job_file};
 use std::collections::BTreeSet;
@@ -91,7 +91,7 @@ const TEXT: &str = "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playgrou
 #[test]
 fn a_strategy_from_outside_gives_the_same_bits() {
     for (name, text) in jobs().into_iter().take(2) {
-        let alone = report(&job(&text, "").unwrap(), Company::Alone);
+        let alone = report(&job(&text, "").unwrap(), WorkerGroup::Alone);
         assert_eq!(alone.steps, STEPS);
         let halves = job(&text, "halves = true").unwrap();
         let sums = |job: &Job| {
@@ -100,7 +100,7 @@ fn a_strategy_from_outside_gives_the_same_bits() {
         };
         assert_eq!(sums(&halves), 3, "two halves, and the loss");
         for workers in [2, 4] {
-            let reports = on_ranks(workers, |world| report(&halves, Company::Workers(world)));
+            let reports = on_ranks(workers, |world| report(&halves, WorkerGroup::Workers(world)));
             reports.iter().for_each(|other| assert_same(&format!("{name}, {workers} workers"), &alone, other));
             let layout = [("data", workers), ("halves", 2), ("pipeline", 1), ("tensor", 1), ("zero", 0)];
             assert_eq!(reports[0].layout, layout.into());
@@ -136,7 +136,7 @@ fn strategies_inside_are_refused_where_they_stand() {
     let refused = |text: &str, parallel: &str| job(text, parallel).unwrap_err();
     assert_eq!(
         refused(TEXT, "zero = 4"),
-        "test.toml:8: `parallel.zero` is 4, and stages are 0 to 3\n  hint: write 1 to shard the optimizer, 2 for the gradients as well, or 3 for the weights, too"
+        "test.toml:8: `parallel.zero` is 4, but stages are 0 to 3\n  hint: write 1 to shard the optimizer, 2 for the gradients as well, or 3 for the weights, too"
     );
     assert_eq!(
         refused(TEXT, "zero = 1\ncentral = true"),
@@ -218,10 +218,10 @@ fn an_axis_takes_workers_from_the_data() {
 #[test]
 fn ranks_along_another_axis_share_no_grains() {
     let (_, text) = &jobs()[1];
-    let alone = report(&job(text, "").unwrap(), Company::Alone);
+    let alone = report(&job(text, "").unwrap(), WorkerGroup::Alone);
     for (workers, parallel) in [(2, "copies = 2"), (4, "copies = 2"), (8, "copies = 2\nzero = 1")] {
         let job = Arc::new(copies(text, parallel).unwrap());
-        let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+        let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
         reports.iter().for_each(|other| assert_same(&format!("{workers} workers, {parallel}"), &alone, other));
     }
 }

@@ -7,7 +7,7 @@ use kolo_exec::{Options, Program};
 use kolo_parallel::{Mesh, Purpose};
 use kolo_train::asynchronous::{Links, Roles, Served};
 use kolo_train::memory_limit::{self, WorkersNow};
-use kolo_train::session::{Company, RunOptions, Silent};
+use kolo_train::session::{RunOptions, Silent, WorkerGroup};
 use kolo_train::step::graph_of;
 use kolo_train::worker_plan::WorkerPlan;
 use kolo_train::{Error, Job, Report, Trainer, asynchronous, job_file};
@@ -29,21 +29,21 @@ pub fn on_ranks<T: Send>(size: usize, body: impl Fn(Arc<Communicator>) -> T + Sy
     })
 }
 
-pub fn options(company: Company) -> RunOptions {
+pub fn options(group: WorkerGroup) -> RunOptions {
     RunOptions {
         threads: 1,
         out: None,
         interrupt: Default::default(),
         planned: Default::default(),
-        company,
+        group,
         timeline: None,
         checkpoints: None,
         elastic: None,
     }
 }
 
-pub fn report(job: &Arc<Job>, company: Company) -> Report {
-    kolo_train::run(Arc::clone(job), &options(company), &mut Silent).unwrap_or_else(|error| panic!("{error}")).1
+pub fn report(job: &Arc<Job>, group: WorkerGroup) -> Report {
+    kolo_train::run(Arc::clone(job), &options(group), &mut Silent).unwrap_or_else(|error| panic!("{error}")).1
 }
 
 /// The job with `[parallel]` settings.
@@ -62,7 +62,7 @@ pub fn assert_same(name: &str, one: &Report, other: &Report) {
 #[test]
 fn the_number_of_workers_does_not_matter() {
     for (name, text) in jobs() {
-        let alone = report(&job(&text, ""), Company::Alone);
+        let alone = report(&job(&text, ""), WorkerGroup::Alone);
         let layouts = [
             (2, "zero = 1\nbucket_mib = 0"),
             (2, "bucket_mib = 0.001"),
@@ -73,7 +73,7 @@ fn the_number_of_workers_does_not_matter() {
         ];
         for (workers, parallel) in layouts {
             let job = job(&text, parallel);
-            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
             let name = format!("{name}, {workers} workers, {parallel}");
             reports.iter().for_each(|other| assert_same(&name, &alone, other));
         }
@@ -97,7 +97,7 @@ const ODD: [&str; 2] = ["inputs = 17\nhidden = [241]\nclasses = 3", "inputs = 45
 #[test]
 fn where_tensors_are_cut_does_not_matter() {
     for optimizer in ["sgd", "adam", "adamw", "lars", "lamb", "rmsprop", "adagrad"] {
-        let alone = report(&wide(optimizer, ""), Company::Alone);
+        let alone = report(&wide(optimizer, ""), WorkerGroup::Alone);
         let layouts = [
             (2, "zero = 1"),
             (4, "zero = 1"),
@@ -109,7 +109,7 @@ fn where_tensors_are_cut_does_not_matter() {
         ];
         for (workers, parallel) in layouts {
             let job = wide(optimizer, parallel);
-            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
             let name = format!("{optimizer}, {workers} workers, {parallel}");
             reports.iter().for_each(|other| assert_same(&name, &alone, other));
         }
@@ -119,10 +119,10 @@ fn where_tensors_are_cut_does_not_matter() {
 #[test]
 fn odd_pieces_do_not_matter() {
     for (sizes, optimizer) in ODD.into_iter().zip(["lamb", "adamw"]) {
-        let alone = report(&layered(sizes, optimizer, ""), Company::Alone);
+        let alone = report(&layered(sizes, optimizer, ""), WorkerGroup::Alone);
         let job = layered(sizes, optimizer, "zero = 1");
         for workers in [2, 4, 8] {
-            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
             reports.iter().for_each(|other| assert_same(&format!("{sizes}, {workers} workers"), &alone, other));
         }
     }
@@ -131,7 +131,7 @@ fn odd_pieces_do_not_matter() {
 /// What every worker reports, and what every server saw.
 pub fn with_servers(job: &Arc<Job>, roles: Roles) -> (Vec<Report>, Vec<Served>) {
     let outcomes = on_ranks(roles.workers + roles.servers, |world| match world.rank() < roles.workers {
-        true => Ok(report(job, Company::Served(world, roles))),
+        true => Ok(report(job, WorkerGroup::Served(world, roles))),
         false => Err(asynchronous::serve(job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"))),
     });
     let (workers, servers) = outcomes.into_iter().partition::<Vec<_>, _>(Result::is_ok);
@@ -142,7 +142,7 @@ pub fn with_servers(job: &Arc<Job>, roles: Roles) -> (Vec<Report>, Vec<Served>) 
 fn servers_without_slack_give_the_synchronous_bits() {
     for (name, text) in jobs() {
         let job = job(&text, "");
-        let alone = report(&job, Company::Alone);
+        let alone = report(&job, WorkerGroup::Alone);
         for (workers, servers) in [(2, 1), (4, 2)] {
             let (reports, served) = with_servers(&job, Roles { workers, servers, staleness: Some(0) });
             let name = format!("{name}, {workers} workers, {servers} servers");
@@ -158,7 +158,7 @@ fn servers_without_slack_give_the_synchronous_bits() {
 fn servers_have_pieces() {
     let jobs = [wide("adamw", ""), wide("lamb", "")].into_iter().chain(ODD.map(|sizes| layered(sizes, "adamw", "")));
     for (number, job) in jobs.enumerate() {
-        let alone = report(&job, Company::Alone);
+        let alone = report(&job, WorkerGroup::Alone);
         for (workers, servers) in [(2, 2), (2, 3)] {
             let (reports, _) = with_servers(&job, Roles { workers, servers, staleness: Some(0) });
             let name = format!("job {number}, {servers} servers");
@@ -170,9 +170,9 @@ fn servers_have_pieces() {
 /// Steps of a worker with servers that begins where `from` left off; what all of them keep then, and the digest.
 fn served_steps(job: &Arc<Job>, roles: Roles, from: &[Saved], steps: Range<usize>) -> (Vec<Saved>, String) {
     let worker = |world: Arc<Communicator>| {
-        let company = Company::Served(Arc::clone(&world), roles);
+        let group = WorkerGroup::Served(Arc::clone(&world), roles);
         let mut links = Links::connect(job, &world, roles)?;
-        let mut trainer = Trainer::in_company(Arc::clone(job), &company, company.options(job, 1)?)?;
+        let mut trainer = Trainer::in_group(Arc::clone(job), &group, group.options(job, 1)?)?;
         if steps.start > 0 {
             trainer.resume_from(steps.start, from)?;
             if world.rank() == 0 {
@@ -223,9 +223,9 @@ fn whole(mut entries: Vec<Saved>) -> Vec<(String, Role, Vec<u8>)> {
     whole
 }
 
-/// A run is stopped, what everybody keeps is taken by entry, and another company goes on with the same bits.
+/// A run is stopped, what everybody keeps is taken by entry, and another group goes on with the same bits.
 #[test]
-fn what_is_kept_goes_from_company_to_company() {
+fn saved_state_moves_between_groups_of_workers() {
     const HALF: usize = 2;
     let alone = |job: &Arc<Job>| Trainer::new(Arc::clone(job), Options::for_grains(job.grains, 1)).unwrap();
     let jobs = [wide("adamw", ""), crate::job(&jobs()[4].1), layered(ODD[0], "lamb", "")];
@@ -280,14 +280,14 @@ fn free_workers_stay_within_the_bound_and_learn() {
     let job = crate::job(text);
     for staleness in [Some(2), None] {
         let (reports, served) = with_servers(&job, Roles { workers: 4, servers: 1, staleness });
-        let (chief, served) = (&reports[0], &served[0]);
+        let (first, served) = (&reports[0], &served[0]);
         assert_eq!(served.pushes as usize, 4 * job.total_steps);
         if let Some(bound) = staleness {
             // A push may come one step after the bound was checked.
             assert!(served.ahead_max <= bound + 1, "{served:?}");
         }
-        assert!(chief.metrics["accuracy"] > 0.85, "{:?}", chief.metrics);
-        reports.iter().for_each(|other| assert_eq!(other.weights, chief.weights));
+        assert!(first.metrics["accuracy"] > 0.85, "{:?}", first.metrics);
+        reports.iter().for_each(|other| assert_eq!(other.weights, first.weights));
     }
 }
 
@@ -317,7 +317,7 @@ fn a_number_that_is_not_finite_is_explained_by_one_rank() {
                 [train]\nsteps = 60\noptimizer = { kind = \"sgd\", lr = 1000.0 }\n";
     let job = crate::job(text);
     let errors = on_ranks(4, |world| {
-        kolo_train::run(Arc::clone(&job), &options(Company::Workers(world)), &mut Silent).unwrap_err()
+        kolo_train::run(Arc::clone(&job), &options(WorkerGroup::Workers(world)), &mut Silent).unwrap_err()
     });
     let explained = errors.iter().filter(|error| matches!(error, Error::NotFinite { .. })).count();
     let passed_on = errors.iter().filter(|error| matches!(error, Error::ReportedElsewhere { .. })).count();
@@ -338,7 +338,7 @@ fn workers_that_do_not_share_the_grains_are_told_which_would() {
     job.fit_to(3).unwrap();
     assert_eq!(job.grains, 6);
     let job = Arc::new(job);
-    let reports = on_ranks(3, |world| report(&job, Company::Workers(world)));
+    let reports = on_ranks(3, |world| report(&job, WorkerGroup::Workers(world)));
     assert!(reports.iter().all(|report| report.weights == reports[0].weights));
 }
 
@@ -348,13 +348,13 @@ fn narrow_gradients_learn_too() {
     let text = "[job]\nreproducible = false\n[model]\nkind = \"mlp\"\nhidden = [16]\n[data]\nsource = \"builtin:playground\"\n\
                 batch = 32\ngrains = 8\n[train]\nepochs = 20\noptimizer = { kind = \"adamw\", lr = 0.01 }\n";
     let (wide, narrow) = (job(text, ""), job(text, "wire = \"bf16\""));
-    let whole = report(&wide, Company::Alone);
+    let whole = report(&wide, WorkerGroup::Alone);
     let watches: Vec<Arc<Watch>> = (0..2).map(|_| Watch::alone()).collect();
     let reports: Vec<Report> = std::thread::scope(|scope| {
         let narrow = &narrow;
         let spawn = |(transport, watch): (_, &Arc<Watch>)| {
             let world = Arc::new(Communicator::new(transport, Arc::clone(watch), false));
-            scope.spawn(move || report(narrow, Company::Workers(world)))
+            scope.spawn(move || report(narrow, WorkerGroup::Workers(world)))
         };
         let threads: Vec<_> = thread::world(&watches).into_iter().zip(&watches).map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -369,7 +369,7 @@ fn narrow_gradients_learn_too() {
 #[test]
 fn computing_again_changes_no_bit() {
     for (name, text) in jobs() {
-        let alone = report(&job(&text, ""), Company::Alone);
+        let alone = report(&job(&text, ""), WorkerGroup::Alone);
         let backward = |text: &str| {
             let job = job(text, "");
             let graph = graph_of(&job, &job.parallel, Purpose::Training, &Mesh::alone()).unwrap();
@@ -380,9 +380,9 @@ fn computing_again_changes_no_bit() {
             let grows = backward(&text) > backward(&text.replace(what, "none"));
             // A recurrent layer is a product as a whole.
             assert!(grows || (name, what) == ("lstm", "selective"), "{name}, {what}: nothing is computed again");
-            assert_same(&format!("{name}, {what}"), &alone, &report(&job(&text, ""), Company::Alone));
+            assert_same(&format!("{name}, {what}"), &alone, &report(&job(&text, ""), WorkerGroup::Alone));
             let job = job(&text, parallel);
-            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
             let name = format!("{name}, {what}, {workers} workers, {parallel}");
             reports.iter().for_each(|other| assert_same(&name, &alone, other));
         }
@@ -393,7 +393,7 @@ fn computing_again_changes_no_bit() {
 fn workers_that_share_layers_compute_them_again() {
     let text = "[model]\nkind = \"gpt\"\nlayers = 3\nwidth = 32\nheads = 4\ndropout = 0.1\n[data]\nsource = \"builtin:addition\"\n\
                 batch = 16\ngrains = 4\n[train]\nsteps = 3\nclip = 0.5\n";
-    let alone = report(&job(text, "slices = 2"), Company::Alone);
+    let alone = report(&job(text, "slices = 2"), WorkerGroup::Alone);
     let by_layer = "layers = { \"h.0\" = \"blocks\", \"h.2.*\" = \"selective\" }";
     for (what, written) in
         [("blocks", "recompute = \"blocks\""), ("selective", "recompute = \"selective\""), ("by layer", by_layer)]
@@ -407,7 +407,7 @@ fn workers_that_share_layers_compute_them_again() {
         ];
         for (workers, parallel) in layouts {
             let job = job(&text, parallel);
-            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
             reports.iter().for_each(|other| assert_same(&format!("{what}, {parallel}"), &alone, other));
             assert_eq!(reports[0].recompute, what);
         }
@@ -436,7 +436,7 @@ fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
     let refused = Trainer::new(limited(""), Options::for_grains(4, 1)).map(drop).unwrap_err();
     assert!(matches!(refused, Error::Memory(_)), "{refused}");
     let message = refused.to_string();
-    assert!(message.contains("and `memory.limit` allows") && message.contains("layouts that fit"), "{message}");
+    assert!(message.contains("but `memory.limit` allows") && message.contains("layouts that fit"), "{message}");
 
     let found = memory_limit::fitting(&limited(""), limit, WorkersNow { workers: 1, threads: 1 }).unwrap();
     assert!(found.fitting.iter().all(|one| one.bytes <= limit && message.contains(&one.to_string())), "{message}");
@@ -450,8 +450,8 @@ fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
     };
     let fitting = with(limit, &mut four.changes.iter());
     let slices = with(1 << 40, &mut four.changes.iter().filter(|change| change.contains("slices")));
-    let alone = report(&slices, Company::Alone);
-    let reports = on_ranks(4, |world| report(&fitting, Company::Workers(world)));
+    let alone = report(&slices, WorkerGroup::Alone);
+    let reports = on_ranks(4, |world| report(&fitting, WorkerGroup::Workers(world)));
     reports.iter().for_each(|other| assert_same("the layout that fits", &alone, other));
 
     // With two workers none starts, and all say why in the words of the first.

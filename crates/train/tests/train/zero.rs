@@ -8,7 +8,7 @@ use kolo_graph::collective::{AxisJoin, AxisSum};
 use kolo_graph::share::{AxisShare, packed};
 use kolo_graph::{Graph, Phase};
 use kolo_plan::MemoryPlan;
-use kolo_train::session::{Company, RunOptions, Silent};
+use kolo_train::session::{RunOptions, Silent, WorkerGroup};
 use kolo_train::{Error, Job, Trainer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ fn job(model: &str, train: &str, parallel: &str) -> Arc<Job> {
     crate::job(&format!("{model}[data]\n{data}\n[train]\nsteps = 3\n{train}\n[parallel]\n{parallel}\n"))
 }
 
-fn run_on(job: &Arc<Job>, company: Company, threads: usize) -> kolo_train::Report {
-    let options = RunOptions { threads, ..options(company) };
+fn run_on(job: &Arc<Job>, group: WorkerGroup, threads: usize) -> kolo_train::Report {
+    let options = RunOptions { threads, ..options(group) };
     kolo_train::run(Arc::clone(job), &options, &mut Silent).unwrap_or_else(|error| panic!("{error}")).1
 }
 
@@ -31,12 +31,12 @@ fn run_on(job: &Arc<Job>, company: Company, threads: usize) -> kolo_train::Repor
 fn lanes_frozen_layers_and_prefetch_do_not_matter() {
     let freezing = GPT.replace("dropout", "freeze = [\"h.1.*\", \"ln_f.*\"]\ndropout");
     for (model, train) in [(GPT, "clip = 0.5"), (freezing.as_str(), "optimizer = { kind = \"lamb\" }")] {
-        let alone = report(&job(model, train, ""), Company::Alone);
+        let alone = report(&job(model, train, ""), WorkerGroup::Alone);
         for (workers, threads, parallel) in
             [(2, 2, "zero = 2"), (2, 2, "zero = 3\nprefetch = 2"), (4, 2, "zero = 3"), (4, 1, "zero = 3\nprefetch = 9")]
         {
             let job = job(model, train, parallel);
-            let reports = on_ranks(workers, |world| run_on(&job, Company::Workers(world), threads));
+            let reports = on_ranks(workers, |world| run_on(&job, WorkerGroup::Workers(world), threads));
             let name = format!("{train}: {workers} workers with {threads} threads, {parallel}");
             reports.iter().for_each(|other| assert_same(&name, &alone, other));
         }
@@ -47,10 +47,10 @@ fn lanes_frozen_layers_and_prefetch_do_not_matter() {
 #[test]
 fn tensor_ranks_have_shares_of_their_shards() {
     for train in ["clip = 0.5", "optimizer = { kind = \"lamb\" }"] {
-        let alone = report(&job(GPT, train, "slices = 2"), Company::Alone);
+        let alone = report(&job(GPT, train, "slices = 2"), WorkerGroup::Alone);
         for parallel in ["zero = 2", "zero = 3"] {
             let job = job(GPT, train, &format!("slices = 2\ntensor = 2\n{parallel}"));
-            let reports = on_ranks(4, |world| report(&job, Company::Workers(world)));
+            let reports = on_ranks(4, |world| report(&job, WorkerGroup::Workers(world)));
             reports.iter().for_each(|other| assert_same(&format!("{train}, {parallel}"), &alone, other));
         }
     }
@@ -58,7 +58,7 @@ fn tensor_ranks_have_shares_of_their_shards() {
 
 fn assert_same_on(workers: usize, train: &str, alone: &kolo_train::Report, parallel: &str) {
     let job = job(GPT, train, &format!("slices = 2\n{parallel}"));
-    let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+    let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
     let name = format!("{train}: {workers} workers, {parallel}");
     reports.iter().for_each(|other| assert_same(&name, alone, other));
 }
@@ -67,7 +67,7 @@ fn assert_same_on(workers: usize, train: &str, alone: &kolo_train::Report, paral
 #[test]
 fn stages_of_a_pipeline_are_shared_out() {
     for train in ["clip = 0.5", "optimizer = { kind = \"lamb\" }"] {
-        let alone = report(&job(GPT, train, "slices = 2"), Company::Alone);
+        let alone = report(&job(GPT, train, "slices = 2"), WorkerGroup::Alone);
         for (workers, parallel) in [
             (4, "pipeline = 2\nzero = 2"),
             (4, "pipeline = 2\nzero = 3"),
@@ -90,7 +90,7 @@ fn ranks_without_a_share_of_their_stage_get_their_weights() {
             "{model}[data]\nsource = \"builtin:digits\"\nbatch = 16\ngrains = 8\n[train]\nsteps = 3\n[parallel]\n{parallel}\n"
         ))
     };
-    let alone = report(&digits(""), Company::Alone);
+    let alone = report(&digits(""), WorkerGroup::Alone);
     for (workers, parallel) in [
         (8, "pipeline = 2\nzero = 2"),
         (8, "pipeline = 2\nzero = 2\nschedule = \"gpipe\""),
@@ -99,7 +99,7 @@ fn ranks_without_a_share_of_their_stage_get_their_weights() {
         (8, "zero = 2"),
     ] {
         let job = digits(parallel);
-        for other in on_ranks(workers, |world| report(&job, Company::Workers(world))) {
+        for other in on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world))) {
             assert_same(parallel, &alone, &other);
         }
     }
@@ -109,7 +109,7 @@ fn ranks_without_a_share_of_their_stage_get_their_weights() {
 #[test]
 fn grains_in_two_directions_do_not_matter() {
     for train in ["clip = 0.5", "optimizer = { kind = \"lamb\" }"] {
-        let alone = report(&job(GPT, train, "slices = 2"), Company::Alone);
+        let alone = report(&job(GPT, train, "slices = 2"), WorkerGroup::Alone);
         for (workers, parallel) in [
             (2, "pipeline = 2"),
             (3, "pipeline = 3"),
@@ -293,7 +293,7 @@ fn a_number_that_is_not_finite_is_found_in_gathered_layers() {
                 [train]\nsteps = 60\noptimizer = { kind = \"sgd\", lr = 1000.0 }\n[parallel]\nzero = 3\n";
     let job = crate::job(text);
     let errors = on_ranks(4, |world| {
-        kolo_train::run(Arc::clone(&job), &options(Company::Workers(world)), &mut Silent).map(|_| ()).unwrap_err()
+        kolo_train::run(Arc::clone(&job), &options(WorkerGroup::Workers(world)), &mut Silent).map(|_| ()).unwrap_err()
     });
     let explained: Vec<String> =
         errors.iter().filter(|error| matches!(error, Error::NotFinite { .. })).map(Error::to_string).collect();

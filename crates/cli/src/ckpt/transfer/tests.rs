@@ -109,10 +109,10 @@ fn a_gpt2_that_kolo_has_not_is_refused() {
         import_to(dir.path(), &file, &job).unwrap_err()
     };
     let heads = refused(&GPT.replace("heads = 2", "heads = 4"));
-    assert!(heads.contains("config.json: `n_head` is 2, and kolo's model has `model.heads = 4`\n  hint: "), "{heads}");
+    assert!(heads.contains("config.json: `n_head` is 2, but kolo's model has `model.heads = 4`\n  hint: "), "{heads}");
     let layers = refused(&GPT.replace("layers = 2", "layers = 3"));
     assert!(
-        layers.contains("`transformer.h.2.") && layers.contains(" is not in it, and the job's model needs it as `h.2."),
+        layers.contains("`transformer.h.2.") && layers.contains(" is missing, but the job's model needs it as `h.2."),
         "{layers}"
     );
     let fewer = refused(&GPT.replace("layers = 2", "layers = 1"));
@@ -121,7 +121,7 @@ fn a_gpt2_that_kolo_has_not_is_refused() {
         "{fewer}"
     );
     let vocabulary = refused(&GPT.replace("vocab = 20", "vocab = 24"));
-    assert!(vocabulary.contains("is [20, 16], and `wte.weight` of the job's model is [24, 16]"), "{vocabulary}");
+    assert!(vocabulary.contains("is [20, 16], but `wte.weight` of the job's model is [24, 16]"), "{vocabulary}");
 }
 
 /// The data of a tensor, as make.py says.
@@ -202,10 +202,10 @@ fn resnet_answers_the_same(kind: &str, last: &str) {
         import(&Kinds::default(), &RealDisk::shared(), &file, &dir.path().join("small"), (&small, &[])).unwrap_err();
     let message = error.message();
     assert!(
-        message.contains("`conv1.weight` is [64, 3, 7, 7], and `conv1.weight` of the job's model is [64, 3, 3, 3]"),
+        message.contains("`conv1.weight` is [64, 3, 7, 7], but `conv1.weight` of the job's model is [64, 3, 3, 3]"),
         "{message}"
     );
-    assert!(message.contains("another stem for images below 64 pixels"), "{message}");
+    assert!(message.contains("a different stem for images below 64 pixels"), "{message}");
 }
 
 #[test]

@@ -66,12 +66,12 @@ fn what_is_no_whole_number_of_images_is_refused() {
     let batch = unpacked("data_batch_1.bin.gz");
     for len in [0, 1, 3072, 3074 * 2 - 3, 6145] {
         let error = read_error(open_bytes(&FORMAT, &batch[..len], &[]).1);
-        assert!(error.message.contains("no whole number of images"), "{error}");
+        assert!(error.message.contains("not a multiple of 3073"), "{error}");
     }
     // A label that is too large, far behind those that are looked at first.
     let mut many = batch[..3073].repeat(100);
     many[3073 * 90] = 77;
     let (_dir, reader) = open_bytes(&FORMAT, &many, &[]);
     let error = reader.unwrap().read(90, &mut crate::record::Record::new()).unwrap_err();
-    assert!(error.offset == Some(3073 * 90) && error.message.contains("has 77, and there are 10 classes"), "{error}");
+    assert!(error.offset == Some(3073 * 90) && error.message.contains("has 77, but there are 10 classes"), "{error}");
 }

@@ -160,7 +160,7 @@ pub(super) fn looks_like_header(cells: &Cells) -> bool {
 
 pub(super) fn header_names(cells: &Cells) -> Result<Vec<String>, ReadError> {
     let wrong = |message: String| {
-        let hint = "give every column a name of its own in the first line, or write `header = false`";
+        let hint = "give every column a unique name in the first line, or write `header = false`";
         Err(ReadError::new(format!("line {}: {message}", cells.line), hint).in_file(&cells.path).at(0))
     };
     let mut names: Vec<String> = Vec::new();
@@ -236,7 +236,7 @@ impl ColumnScan {
     /// Why the column is text, if numbers stand in it too.
     pub fn reason(&self) -> Option<String> {
         let (path, line, text) = self.text.as_ref().filter(|_| self.numbers > 0)?;
-        Some(format!("{}, line {line}: \"{text}\" is no number", path.display()))
+        Some(format!("{}, line {line}: \"{text}\" is not a number", path.display()))
     }
 }
 
@@ -256,11 +256,11 @@ pub(super) fn read_cell(cell: &[u8], kind: &RecordKind, column: usize, record: &
     match kind {
         _ if is_missing(text) => record.missing(column),
         RecordKind::Int { .. } => {
-            let value = text.parse().map_err(|_| format!("has \"{}\", which is no whole number", shown()))?;
+            let value = text.parse().map_err(|_| format!("has \"{}\", which is not a whole number", shown()))?;
             record.ints(column).push(value);
         }
         _ => {
-            let value: f32 = text.parse().map_err(|_| format!("has \"{}\", which is no number", shown()))?;
+            let value: f32 = text.parse().map_err(|_| format!("has \"{}\", which is not a number", shown()))?;
             if value.is_infinite() && text.contains(|char: char| char.is_ascii_digit()) {
                 return Err(format!("has {}, which is too large for 32 bits", shown()));
             }

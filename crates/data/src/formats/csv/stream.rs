@@ -92,12 +92,12 @@ impl StreamFormat for CsvStream {
 
     fn parse(&self, raw: &RawRecord, record: &mut Record) -> Result<(), ReadError> {
         let wrong = |message: String| {
-            let hint = "correct the line, or skip such with `on_error = \"skip\"`";
+            let hint = "correct the line, or skip bad lines with `on_error = \"skip\"`";
             raw.wrong(format!("line {}: {message}", raw.line), hint)
         };
         if raw.parts.len() != self.names.len() {
             let (found, wanted) = (raw.parts.len(), self.names.len());
-            return Err(wrong(format!("the line has {found} cells, and there are {wanted} columns")));
+            return Err(wrong(format!("the line has {found} cells, but there are {wanted} columns")));
         }
         for (number, (kind, (_, cell))) in self.kinds.iter().zip(raw.each_part()).enumerate() {
             let mut read = scan::read_cell(cell, kind, number, record);

@@ -76,11 +76,13 @@ fn kinds_come_from_all_rows_of_all_files() {
     assert_eq!(first.value(1), &RecordValue::Reals(vec![1.0]));
     assert_eq!((first.value(2), first.value(3)), (&RecordValue::Text("1".into()), &RecordValue::Missing));
     let reason = reader.kind_reason(2).unwrap();
-    assert!(reason.ends_with("1.csv, line 2: \"x\" is no number"), "{reason}");
+    assert!(reason.ends_with("1.csv, line 2: \"x\" is not a number"), "{reason}");
     assert_eq!((reader.kind_reason(0), reader.kind_reason(9)), (None, None));
     std::fs::write(&paths[1], "a,b\n1,2\n").unwrap();
     let error = read_error(open(&FORMAT, &paths, &[])).to_string();
-    assert!(error.contains("1.csv") && error.contains("its columns are a, b, and those of the first file a, b, c, d"));
+    assert!(
+        error.contains("1.csv") && error.contains("its columns are a, b, but those of the first file are a, b, c, d")
+    );
 }
 
 #[test]
@@ -89,7 +91,7 @@ fn a_bad_line_is_an_error_of_its_own() {
     assert_eq!(reader.len(), 5);
     let error = |at| reader.read(at, &mut Record::new()).unwrap_err();
     assert_eq!(read(&*reader, 1).value(0), &RecordValue::Ints(vec![3]));
-    assert!(error(2).message.starts_with("line 6: the line has 1 cells, and there are 2 columns"), "{}", error(2));
+    assert!(error(2).message.starts_with("line 6: the line has 1 cells, but there are 2 columns"), "{}", error(2));
     assert!(error(3).message.starts_with("line 7: the line has more cells"), "{}", error(3));
     assert!(error(4).message.starts_with("line 8: column \"b\" is not UTF-8 text"), "{}", error(4));
     assert!(error(4).offset.is_some() && error(4).file.is_some());

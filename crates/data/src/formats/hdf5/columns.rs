@@ -183,7 +183,7 @@ impl DatasetColumn {
                     Content::Text(padding) => unpadded(raw, padding).to_vec(),
                     _ => self.resolve(raw)?,
                 };
-                let text = str::from_utf8(&bytes).map_err(|_| "it is no text in UTF-8")?;
+                let text = str::from_utf8(&bytes).map_err(|_| "it is not UTF-8 text")?;
                 record.text(at).push_str(text);
             }
             (_, Values::Bytes(_)) => return Err(cut()),

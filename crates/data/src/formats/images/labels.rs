@@ -31,7 +31,7 @@ pub(super) fn read(directory: &Path, listing: &mut Listing) -> Result<Labels, Re
         let (name, label) = (name.trim(), label.trim());
         let is_inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
         if name.is_empty() || !is_inside {
-            return Err(wrong(format!("{} is no name of a file in this folder", shown(name))));
+            return Err(wrong(format!("{} is not the name of a file in this folder", shown(name))));
         }
         if !directory.join(name).is_file() {
             return Err(wrong(format!("there is no file {} in this folder", shown(name))));

@@ -101,7 +101,7 @@ fn pipes_and_empty_files_are_errors() {
     let mut record = Record::new();
     assert!(reader.read(1, &mut record).unwrap_err().message.contains("empty"));
     if made.is_ok_and(|status| status.success()) {
-        assert!(reader.read(2, &mut record).unwrap_err().message.contains("no file"));
+        assert!(reader.read(2, &mut record).unwrap_err().message.contains("not a regular file"));
     }
     assert!(reader.read(0, &mut record).is_ok());
 }
@@ -147,8 +147,8 @@ fn labels_of_a_flat_folder_come_from_a_file() {
     reals.read(1, &mut record).unwrap();
     assert_eq!(record.value(1), &RecordValue::Reals(vec![0.5]));
     for (text, message, offset) in [
-        ("a,b\n1.png,x\n../2.png,y\n", "no name of a file", 12),
-        ("a,b\n/etc/passwd,x\n", "no name of a file", 4),
+        ("a,b\n1.png,x\n../2.png,y\n", "not the name of a file", 12),
+        ("a,b\n/etc/passwd,x\n", "not the name of a file", 4),
         ("a,b\nabsent.png,x\n", "no file \"absent.png\"", 4),
         ("a,b\n1.png\n", "fewer than two", 4),
     ] {

@@ -57,7 +57,7 @@ impl KeyScan {
     /// Why the column is text, if numbers stand in it too.
     pub fn reason(&self) -> Option<String> {
         let (path, line, text) = self.text.as_ref().filter(|_| self.shape.is_some())?;
-        Some(format!("{}, line {line}: \"{text}\" is no number", path.display()))
+        Some(format!("{}, line {line}: \"{text}\" is not a number", path.display()))
     }
 }
 
@@ -103,9 +103,9 @@ pub(super) fn read_value(value: Value, kind: &RecordKind, column: usize, record:
         (Value::Null, _) => record.missing(column),
         (value, RecordKind::Text) => record.text(column).push_str(&text_of(&value)),
         (value, RecordKind::Int { shape, .. } | RecordKind::Real { shape }) => {
-            let found = shape_of(&value).ok_or_else(|| "has a value that is no number".to_string())?;
+            let found = shape_of(&value).ok_or_else(|| "has a value that is not a number".to_string())?;
             if found != *shape {
-                return Err(format!("has a value of the shape {found:?}, and the first one has {shape:?}"));
+                return Err(format!("has a value of the shape {found:?}, but the first one has {shape:?}"));
             }
             match kind {
                 RecordKind::Int { classes, .. } => {
@@ -119,7 +119,7 @@ pub(super) fn read_value(value: Value, kind: &RecordKind, column: usize, record:
                 _ => push_reals(&value, record.reals(column))?,
             }
         }
-        (_, _) => return Err("is of no kind that JSON has".into()),
+        (_, _) => return Err("is not a JSON value".into()),
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ fn push_ints(value: &Value, out: &mut Vec<i64>) -> Result<(), String> {
     match value {
         Value::Array(values) => values.iter().try_for_each(|value| push_ints(value, out)),
         value => {
-            out.push(whole(value).ok_or_else(|| format!("has {value}, which is no whole number"))?);
+            out.push(whole(value).ok_or_else(|| format!("has {value}, which is not a whole number"))?);
             Ok(())
         }
     }

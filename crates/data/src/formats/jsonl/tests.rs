@@ -44,8 +44,8 @@ fn bad_lines_are_errors_of_their_own() {
     let error = |at| reader.read(at, &mut Record::new()).unwrap_err();
     assert!(error(1).message.starts_with("line 3: it is not JSON: expected `,` or `]`"), "{}", error(1));
     assert_eq!(error(1).offset, Some(15 + 8));
-    assert!(error(2).message.starts_with("line 4: it is no JSON object"), "{}", error(2));
-    assert!(error(3).message.contains("line 5: key \"x\" has a value of the shape [1], and the first one has [2]"));
+    assert!(error(2).message.starts_with("line 4: it is not a JSON object"), "{}", error(2));
+    assert!(error(3).message.contains("line 5: key \"x\" has a value of the shape [1], but the first one has [2]"));
     assert_eq!(read(&*reader, 4).value(0), &RecordValue::Ints(vec![1, -2]));
     assert_eq!(reader.columns()[0].kind, RecordKind::Int { shape: vec![2], classes: None });
 }
@@ -56,7 +56,7 @@ fn a_key_with_text_and_numbers_is_text_and_says_why() {
     let reader = reader.unwrap();
     assert_eq!(reader.columns()[0].kind, RecordKind::Text);
     assert_eq!(read(&*reader, 2).value(0), &RecordValue::Text("1.5".into()));
-    assert!(reader.kind_reason(0).unwrap().ends_with("line 2: \"one\" is no number"));
+    assert!(reader.kind_reason(0).unwrap().ends_with("line 2: \"one\" is not a number"));
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn wrong_files_are_refused() {
         (&b""[..], "it is empty"),
         (b"\n \n", "it is empty"),
         (b"hello\n{", "line 1: it is not JSON"),
-        (b"3\n", "no JSON object"),
+        (b"3\n", "not a JSON object"),
     ] {
         let error = read_error(open_bytes(&FORMAT, bytes, &[]).1);
         assert!(error.message.contains(expected) && error.file.is_some(), "{error}");

@@ -149,8 +149,10 @@ fn not_paired(contents: &Contents, names: [String; 2], entries: [&[Entry]; 2]) -
     let differs = (0..most).find(|at| record(entries[0].get(*at)) != record(entries[1].get(*at))).unwrap_or(0);
     let entry = entries[0].get(differs).or(entries[1].get(differs));
     let key = entry.map_or(String::new(), |entry| key_of(contents, entry));
-    let message =
-        format!("the columns \"{}\" and \"{}\" have different records, from key \"{key}\" on", names[0], names[1]);
+    let message = format!(
+        "the columns \"{}\" and \"{}\" have different records, starting with key \"{key}\"",
+        names[0], names[1]
+    );
     let hint = "give every record the same columns, such as `0001.png` and `0001.cls`";
     let error = ReadError::new(message, hint).in_file(contents.path());
     match entry {

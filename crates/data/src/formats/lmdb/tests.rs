@@ -61,7 +61,7 @@ fn long_values_and_trees_of_several_pages_are_read() {
 #[test]
 fn a_database_within_is_chosen_by_name() {
     let error = open_names(&["arrays.mdb"], &settings()).unwrap_err().to_string();
-    assert!(error.contains("databases with names: train") && error.contains("database = \"train\""), "{error}");
+    assert!(error.contains("named databases: train") && error.contains("database = \"train\""), "{error}");
     let with = |name: &str| {
         let mut settings = settings();
         settings.set("database", "job.toml:2", Setting::Text(name.into()));
@@ -125,9 +125,9 @@ fn pages_that_make_no_sense_are_told() {
             bytes[meta + 128..meta + 136].copy_from_slice(&page.to_le_bytes());
         }
     };
-    assert!(attempt(&|bytes| bytes[16] = 0).contains("byte 0: this is no LMDB file"));
-    assert!(attempt(&|bytes| root(bytes, 1 << 60)).contains("the file ends before it"));
-    assert!(attempt(&|bytes| root(bytes, 1)).contains("page 1 does not belong here"));
+    assert!(attempt(&|bytes| bytes[16] = 0).contains("byte 0: this is not an LMDB file"));
+    assert!(attempt(&|bytes| root(bytes, 1 << 60)).contains("lies past the end of the file"));
+    assert!(attempt(&|bytes| root(bytes, 1)).contains("page 1 is out of place"));
     assert!(attempt(&|bytes| bytes.truncate(4096)).contains("damaged.mdb"));
     // Every page names itself as its child.
     let circle = attempt(&|bytes| {

@@ -81,11 +81,11 @@ impl Meta {
         let wrong = |what: &str| contents.damaged(offset, what);
         let meta = &page[PAGE_HEADER_BYTES..];
         if ByteReader::at(meta, 0).u32() != Some(MAGIC) {
-            return Err(wrong("this is no LMDB file of a little-endian machine with 64 bits"));
+            return Err(wrong("this is not an LMDB file of a 64-bit little-endian machine"));
         }
         if ByteReader::at(meta, 4).u32() != Some(VERSION) {
             let version = ByteReader::at(meta, 4).u32().unwrap_or(0);
-            return Err(wrong(&format!("the LMDB format has version {version}, and only {VERSION} is known")));
+            return Err(wrong(&format!("this is version {version} of the LMDB format; kolo reads version {VERSION}")));
         }
         // The size of a page stands in the first database, that of free pages.
         let page_bytes = ByteReader::at(meta, 24).u32().unwrap_or(0);
@@ -131,12 +131,12 @@ impl<'c> Tree<'c> {
         let contents = self.contents;
         let offset = number.checked_mul(self.page_bytes).filter(|offset| *offset < contents.bytes());
         let Some(offset) = offset else {
-            let message = format!("page {number} is named, but the file ends before it");
+            let message = format!("page {number} lies past the end of the file");
             return Err(contents.damaged(contents.bytes(), message));
         };
         let (word, bit) = (number as usize / 64, 1 << (number % 64));
         if number < 2 || depth >= DEPTH_MAX || self.seen[word] & bit != 0 {
-            return Err(contents.damaged(offset, format!("page {number} does not belong here in the tree")));
+            return Err(contents.damaged(offset, format!("page {number} is out of place in the tree")));
         }
         self.seen[word] |= bit;
         let mut page = Vec::new();
@@ -148,7 +148,7 @@ impl<'c> Tree<'c> {
         let nodes = usize::from(lower).checked_sub(PAGE_HEADER_BYTES).map(|bytes| bytes / 2);
         let nodes =
             nodes.filter(|_| u64::from(lower) <= self.page_bytes && ByteReader::at(&page, 0).u64() == Some(number));
-        let nodes = nodes.ok_or_else(|| damaged("its header makes no sense"))?;
+        let nodes = nodes.ok_or_else(|| damaged("its header is malformed"))?;
         let kind = flags & (BRANCH_PAGE | LEAF_PAGE | FIXED_LEAF_PAGE);
         for node in 0..nodes {
             let at = ByteReader::at(&page, PAGE_HEADER_BYTES + 2 * node).u16().unwrap_or(0).into();
@@ -214,7 +214,7 @@ impl<'p> Node<'p> {
                 let database = here.and_then(Database::parse).ok_or("a database has no root")?;
                 return Ok(Found::Database(database.root));
             }
-            _ => return Err("a key has several values (MDB_DUPSORT), which is not read"),
+            _ => return Err("a key has several values (MDB_DUPSORT), which kolo does not support"),
         };
         Ok(Found::Value(Entry { key_at, value_at, value_bytes, key_bytes }))
     }

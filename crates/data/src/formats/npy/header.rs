@@ -116,13 +116,13 @@ impl Parser<'_> {
                 self.at += 1;
                 Ok(())
             }
-            _ => Err((self.at, format!("the header is no dictionary: `{}` is expected here", byte as char))),
+            _ => Err((self.at, format!("the header is not a dictionary: `{}` is expected here", byte as char))),
         }
     }
 
     fn string(&mut self) -> Result<String, Wrong> {
         let quote = self.peek().filter(|byte| [b'\'', b'"'].contains(byte));
-        let quote = quote.ok_or_else(|| (self.at, "the header has no text here".to_string()))?;
+        let quote = quote.ok_or_else(|| (self.at, "the header has no string here".to_string()))?;
         let start = self.at + 1;
         let len = self.text[start..].iter().position(|byte| *byte == quote);
         let len = len.ok_or_else(|| (self.at, "a text in the header does not end".to_string()))?;
@@ -151,7 +151,10 @@ impl Parser<'_> {
             "f4" => Element::F32,
             "f8" => Element::F64,
             _ if kind.starts_with('O') => {
-                return Err((at, "the array holds Python objects, which only running their code could read".into()));
+                return Err((
+                    at,
+                    "the array holds Python objects, which cannot be read without running their code".into(),
+                ));
             }
             _ => return Err((at, format!("elements of the type {descr:?} cannot be read"))),
         };
@@ -178,7 +181,7 @@ impl Parser<'_> {
             let start = self.at;
             let digits = self.text[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
             let text = String::from_utf8_lossy(&self.text[start..start + digits]);
-            let dim = text.parse().map_err(|_| (start, "the shape is no tuple of numbers".to_string()))?;
+            let dim = text.parse().map_err(|_| (start, "the shape is not a tuple of numbers".to_string()))?;
             if dims.len() == DIMS_MAX {
                 return Err((start, format!("the shape has more than {DIMS_MAX} dims")));
             }

@@ -71,7 +71,7 @@ fn rows_of_whole_numbers_are_tokens_with_a_vocabulary() {
     assert_eq!(read(&*reader, 3).value(0), &RecordValue::Ints(vec![9, 10, 11]));
     let reader = open(&FORMAT, &[file("npy_little_u2.npy")], &keys(11)).unwrap();
     let error = reader.read(3, &mut crate::record::Record::new()).unwrap_err();
-    assert!(error.message.contains("has 11, and there are 11 classes") && error.offset == Some(150), "{error}");
+    assert!(error.message.contains("has 11, but there are 11 classes") && error.offset == Some(150), "{error}");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn what_cannot_be_read_is_explained() {
     }
     let huge = b"\x93NUMPY\x01\x00\x4c\x00{'descr': '<f4', 'fortran_order': False, 'shape': (4294967295, 3, 1000), }  ";
     let error = read_error(open_bytes(&FORMAT, huge, &[]).1).to_string();
-    assert!(error.contains("needs 51539607540000 bytes, and 0 are there"), "{error}");
+    assert!(error.contains("needs 51539607540000 bytes, but the file has 0"), "{error}");
     let long = b"\x93NUMPY\x02\x00\xff\xff\xff\xff{";
     assert!(read_error(open_bytes(&FORMAT, long, &[]).1).message.contains("4294967295 bytes"));
 }
@@ -101,5 +101,5 @@ fn damaged_files_are_refused() {
 fn an_archive_that_unpacks_to_too_much_is_refused() {
     let keys = [("unpacked_max", kolo_graph::settings::Setting::Int(100))];
     let error = read_error(open(&ARCHIVE, &[file("npz_deflated.npz")], &keys));
-    assert!(error.message.contains("where 100 are left") && error.hint.contains("unpacked_max"), "{error}");
+    assert!(error.message.contains("but only 100 are left") && error.hint.contains("unpacked_max"), "{error}");
 }

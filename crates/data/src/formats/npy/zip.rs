@@ -156,7 +156,7 @@ impl Member {
     fn unpack(&self, archive: &Contents, start: u64, left: &mut u64) -> Result<Contents, ReadError> {
         let damaged = |message: String| archive.damaged(start, format!("member \"{}\" {message}", self.name));
         if self.bytes > *left {
-            let message = format!("member \"{}\" unpacks to {} bytes, where {left} are left", self.name, self.bytes);
+            let message = format!("member \"{}\" unpacks to {} bytes, but only {left} are left", self.name, self.bytes);
             let hint = "check the file, or raise `data.unpacked_max`";
             return Err(ReadError::new(message, hint).in_file(archive.path()).at(start));
         }
@@ -176,7 +176,7 @@ impl Member {
             target.write_all(&buffer[..read]).map_err(failed)?;
         }
         if bytes != self.bytes {
-            return Err(damaged(format!("unpacks to another size than the {} bytes it is said to have", self.bytes)));
+            return Err(damaged(format!("does not unpack to the {} bytes that it claims", self.bytes)));
         }
         if crc.sum() != self.crc {
             return Err(damaged("has a wrong checksum".into()));

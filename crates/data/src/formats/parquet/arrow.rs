@@ -63,7 +63,7 @@ impl ArrowFile {
     fn read_dictionary(&mut self, block: &Block, bytes: &Bytes) -> Result<(), String> {
         let message = message(bytes)?;
         message.check_version()?;
-        let dictionary = message.about(Header::DictionaryBatch).ok_or("it is another message")?;
+        let dictionary = message.about(Header::DictionaryBatch).ok_or("it is a different kind of message")?;
         let id = dictionary.long(0)?;
         let needs = |(field, layout): (&Field, &'_ Layout)| match (&field.kind, &layout.form) {
             (Kind::Dictionary(_, kind), Form::Dictionary { id: own, values }) if *own == id && **kind == Kind::Text => {
@@ -79,7 +79,7 @@ impl ArrowFile {
         match dictionary.byte(2)? != 0 {
             false => _ = self.dictionaries.insert(id, Arc::new(vec![values])),
             true => {
-                let parts = self.dictionaries.get_mut(&id).ok_or("it goes on with a dictionary that is not there")?;
+                let parts = self.dictionaries.get_mut(&id).ok_or("it extends a dictionary that does not exist")?;
                 Arc::make_mut(parts).push(values);
             }
         }
@@ -98,7 +98,7 @@ impl ArrowFile {
     fn decode(&self, block: &Block, bytes: &Bytes, columns: &TableColumns) -> Result<(Vec<Column>, usize), String> {
         let message = message(bytes)?;
         message.check_version()?;
-        let batch = message.about(Header::RecordBatch).ok_or("it is another message")?;
+        let batch = message.about(Header::RecordBatch).ok_or("it is a different kind of message")?;
         let rows = usize::try_from(batch.long(0)?).map_err(|_| "it has a negative number of rows")?;
         let mut reader = BatchReader::new(batch, message.version, body(block, bytes)?, &self.dictionaries)?;
         let mut decoded = Vec::new();

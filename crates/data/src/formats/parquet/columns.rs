@@ -104,11 +104,7 @@ impl TableColumns {
             all.records.push(RecordColumn { name: field.name.clone(), kind });
         }
         if all.columns.is_empty() {
-            return Err(settings.wrong(
-                "source",
-                "names a table without a column that can be read",
-                "look at the file",
-            ));
+            return Err(settings.wrong("source", "names a table without a column that can be read", "check the file"));
         }
         Ok(all)
     }
@@ -175,7 +171,7 @@ impl TableColumns {
                     // Hugging Face marks samples without a label so.
                     [-1] => record.missing(at),
                     [class] if (0..names.len() as i64).contains(&class) => {}
-                    _ => return Err(named(format!("{class:?} is none of its {} classes", names.len()))),
+                    _ => return Err(named(format!("{class:?} is not one of its {} classes", names.len()))),
                 }
             }
         }
@@ -201,7 +197,7 @@ impl TableColumns {
                 }
             }
             Content::Text => {
-                let text = values::text(column, row).ok_or("it is no text")?;
+                let text = values::text(column, row).ok_or("it is not UTF-8 text")?;
                 record.text(at).push_str(text);
                 Ok(())
             }

@@ -109,9 +109,9 @@ fn rows_that_cannot_be_read_say_why() {
         assert_eq!(why(name, "u64_large", 2), large);
         assert_eq!(
             why(name, "list_empty", 1),
-            "column \"list_empty\": a list of 0 values stands where the first record has 1"
+            "column \"list_empty\": a list has 0 values, but the first record has 1"
         );
-        let nested = "column \"nested_odd\": a list of 2 values stands where the first record has 1";
+        let nested = "column \"nested_odd\": a list has 2 values, but the first record has 1";
         assert_eq!(why(name, "nested_odd", 2), nested);
     }
 }

@@ -71,7 +71,7 @@ fn lists_of_every_shape_of_schema_are_lists() {
         assert_eq!(reader.columns()[0].kind, int(&[2]), "{schema}");
         let read = read_all(&*reader);
         assert_eq!(read[..2], [ints(&[1, 2]), ints(&[3, 4])], "{schema}");
-        let empty = Err("column \"x\": a list of 0 values stands where the first record has 2".into());
+        let empty = Err("column \"x\": a list has 0 values, but the first record has 2".into());
         let fifth = if nulls == 1 { Ok(RecordValue::Missing) } else { empty.clone() };
         assert_eq!(read[2..], [fifth, empty], "{schema}");
     }
@@ -90,9 +90,8 @@ fn lists_of_lists_without_a_group_between() {
     file(&path, schema, &[&write]);
     let reader = open_file("parquet", &path, &settings()).unwrap();
     assert_eq!(reader.columns()[0].kind, int(&[2, 2]));
-    let wrong = |found: usize| {
-        Err(format!("column \"x\": a list of {found} values stands where the first record has 2 (depth 1)"))
-    };
+    let wrong =
+        |found: usize| Err(format!("column \"x\": a list has {found} values, but the first record has 2 (depth 1)"));
     assert_eq!(read_all(&*reader), [ints(&[1, 2, 3, 4]), Ok(RecordValue::Missing), wrong(1), wrong(0)]);
 }
 

@@ -32,10 +32,10 @@ pub(super) fn short(kind: &Kind) -> String {
 
 fn check_range(column: &Column, range: &Range<usize>) -> Result<(), String> {
     if range.end > column.len || range.start > range.end {
-        return Err(format!("elements {} to {} are asked for, of {}", range.start, range.end, column.len));
+        return Err(format!("elements {} to {} were requested, but there are {}", range.start, range.end, column.len));
     }
     match column.has_null(range.clone()) {
-        true => Err("a null stands inside a list".into()),
+        true => Err("a list contains a null".into()),
         false => Ok(()),
     }
 }
@@ -141,12 +141,12 @@ pub(super) fn items<'c>(column: &'c Column, row: usize, shape: &[usize]) -> Resu
         let mut below = None;
         for row in rows {
             if column.is_null(row) {
-                return Err("a null stands inside a list".into());
+                return Err("a list contains a null".into());
             }
             let (items, range) = list_items(column, row).ok_or("a list is expected")?;
             if range.len() != *size {
                 let found = range.len();
-                let wanted = format!("a list of {found} values stands where the first record has {size}");
+                let wanted = format!("a list has {found} values, but the first record has {size}");
                 return Err(if depth == 0 { wanted } else { format!("{wanted} (depth {depth})") });
             }
             if range.start != end {
@@ -232,7 +232,7 @@ mod tests {
         // A column that claims more rows than its bytes hold.
         let values = Values::Raw(Number::Int { bits: 64, signed: true }, bytes.clone());
         assert!(extend_ints(&column(9, values), 0..9, &mut Vec::new()).is_err());
-        assert!(ints(8, true, 1).unwrap_err().contains("elements 0 to 2 are asked for, of 1"));
+        assert!(ints(8, true, 1).unwrap_err().contains("elements 0 to 2 were requested, but there are 1"));
     }
 
     #[test]

@@ -30,15 +30,19 @@ fn overlapping_and_missing_data_are_refused() {
         )
     };
     for (tensors, data, expected) in [
-        (vec![tensor("a", 0, 4), tensor("b", 2, 6)], 6, "where 4 comes next"),
-        (vec![tensor("a", 0, 4), tensor("b", 6, 8)], 8, "where 4 comes next"),
-        (vec![tensor("a", 0, 4)], 5, "end at byte 4 of the data, and the file has 5"),
+        (vec![tensor("a", 0, 4), tensor("b", 2, 6)], 6, "but must start at 4"),
+        (vec![tensor("a", 0, 4), tensor("b", 6, 8)], 8, "but must start at 4"),
+        (vec![tensor("a", 0, 4)], 5, "end at byte 4 of the data, but the file has 5"),
         (vec![tensor("a", 0, 40)], 4, "end at byte 40"),
-        (vec![tensor("a", 4, 0)], 4, "the bytes 4 to 0, where 0 comes next"),
-        (vec!["\"a\":{\"dtype\":\"U8\",\"shape\":[9],\"data_offsets\":[0,4]}".into()], 4, "needs 9 bytes, and 4 are"),
+        (vec![tensor("a", 4, 0)], 4, "the bytes 4 to 0, but must start at 0"),
+        (
+            vec!["\"a\":{\"dtype\":\"U8\",\"shape\":[9],\"data_offsets\":[0,4]}".into()],
+            4,
+            "needs 9 bytes, but the file has 4",
+        ),
         (vec!["\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,4]}".into()], 4, "its shape needs 2"),
         (vec!["\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}".into()], 4, "type F8_E4M3"),
-        (vec!["\"a\":7".into()], 0, "not described"),
+        (vec!["\"a\":7".into()], 0, "is malformed"),
     ] {
         let file = made(&format!("{{{}}}", tensors.join(",")), data);
         let error = read_error(open_bytes(&FORMAT, &file, &[]).1).to_string();

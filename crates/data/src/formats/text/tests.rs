@@ -32,7 +32,7 @@ fn a_tokenizer_makes_the_tokens() {
     }
     assert!(reader.fingerprint().starts_with("blake3:"));
     let error = read_error(open_bytes(&FORMAT, b"text", &[("tokenizer", text("nowhere.json"))]).1);
-    assert!(error.to_string().contains("nowhere.json: cannot open it"), "{error}");
+    assert!(error.to_string().contains("nowhere.json: cannot be opened"), "{error}");
     let small = [("vocab", Setting::Int(10)), keys[1].clone()];
     assert!(open_bytes(&FORMAT, b"text", &small).1.unwrap_err().to_string().contains("the tokenizer has 274 tokens"));
 }
@@ -44,7 +44,7 @@ fn what_is_no_text_is_refused_with_its_place() {
     assert_eq!((error.offset, &error.message[..]), (Some(100_000), "this is not UTF-8 text"));
     let cut = &"aé".as_bytes()[..2];
     assert_eq!(read_error(open_bytes(&FORMAT, cut, &[]).1).offset, Some(1));
-    assert!(read_error(open_bytes(&FORMAT, b"short", &[]).1).message.contains("5 tokens, and a sample needs 129"));
+    assert!(read_error(open_bytes(&FORMAT, b"short", &[]).1).message.contains("5 tokens, but a sample needs 129"));
 }
 
 #[test]

@@ -169,7 +169,7 @@ impl Feature {
         }
         match std::str::from_utf8(value) {
             Ok(text) => record.text(at).push_str(text),
-            Err(_) => return self.wrong("is no text in UTF-8"),
+            Err(_) => return self.wrong("is not UTF-8 text"),
         }
         Values::Read
     }

@@ -45,7 +45,7 @@ impl<'r> Message<'r> {
     fn varint(&mut self) -> Parsed<u64> {
         let mut value = 0u64;
         for at in 0..10 {
-            let byte = *self.rest.get(at).ok_or_else(|| self.wrong("a number ends too early"))?;
+            let byte = *self.rest.get(at).ok_or_else(|| self.wrong("a number is truncated"))?;
             value |= u64::from(byte & 0x7f) << (7 * at);
             if byte < 0x80 {
                 self.rest = &self.rest[at + 1..];
@@ -61,7 +61,7 @@ impl<'r> Message<'r> {
                 self.rest = rest;
                 Ok(head)
             }
-            None => Err(self.wrong("a length goes beyond the end")),
+            None => Err(self.wrong("a length runs past the end")),
         }
     }
 

@@ -23,8 +23,8 @@ struct TfRecordStream {
 
 pub(super) fn open(head: &StreamHead<'_>, _: &Settings) -> Result<Box<dyn StreamFormat>, OpenError> {
     if is_zlib(head.bytes) {
-        let message = "it is packed with zlib, which cannot be read as a stream";
-        return Err(ReadError::new(message, "pack it with gzip, or leave `stream` out").in_file(head.path).into());
+        let message = "it is compressed with zlib, which cannot be read as a stream";
+        return Err(ReadError::new(message, "compress it with gzip, or leave `stream` out").in_file(head.path).into());
     }
     let (found, features) = (Found::default(), Vec::new());
     Ok(Box::new(TfRecordStream { path: head.path.into(), found, looks: 0, features, bad: None }))
@@ -85,7 +85,7 @@ impl StreamFormat for TfRecordStream {
         if columns.is_empty() {
             let message = match self.looks {
                 0 => "it has no record",
-                _ => "the records are no `tf.train.Example`s with features of one shape",
+                _ => "the records are not `tf.train.Example`s with features of one shape",
             };
             return Err(damaged(&self.path, 0, message));
         }

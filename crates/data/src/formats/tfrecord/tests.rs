@@ -218,7 +218,7 @@ fn what_is_no_example_is_an_error_and_never_a_panic() {
     }
     assert!(malformed > 300, "{malformed}");
     let error = read_error(open_bytes(&framed(&[b"\x0a\x05hello, this is text".to_vec()])));
-    assert!(error.message.contains("no `tf.train.Example`"), "{error}");
+    assert!(error.message.contains("not a `tf.train.Example`"), "{error}");
 }
 
 #[test]

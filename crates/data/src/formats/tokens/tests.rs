@@ -39,7 +39,7 @@ fn wide_tokens_and_the_header_of_llm_c_are_read() {
     assert_eq!(window(&*open(&FORMAT, &[file("plain.u32")], &narrow).unwrap(), 0)[0], [0, 0, 4464, 1]);
     let cut = std::fs::read(file("llm_c.bin")).unwrap();
     let error = read_error(open_bytes(&FORMAT, &cut[..cut.len() - 2], &keys).1);
-    assert!(error.message.contains("it has 9 tokens of u16, and is said to have 10"), "{error}");
+    assert!(error.message.contains("it has 9 tokens of u16, but its metadata say 10"), "{error}");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn the_description_beside_a_file_counts() {
     let error = open(&FORMAT, std::slice::from_ref(&path), &keys).unwrap().read(1, &mut Record::new()).unwrap_err();
     assert_eq!((error.offset, &error.message[..]), (Some(16), "token 117901063 is outside of the vocabulary of 1000"));
     write(&Description { count: 11, ..described });
-    assert!(read_error(open(&FORMAT, std::slice::from_ref(&path), &keys)).message.contains("said to have 11"));
+    assert!(read_error(open(&FORMAT, std::slice::from_ref(&path), &keys)).message.contains("metadata say 11"));
     std::fs::write(Description::path(&path), "{").unwrap();
     let error = read_error(open(&FORMAT, std::slice::from_ref(&path), &keys));
     assert!(error.file.unwrap().ends_with("corpus.bin.json") && error.message.contains("not JSON"));
@@ -71,8 +71,8 @@ fn the_description_beside_a_file_counts() {
 #[test]
 fn short_and_odd_files_are_refused() {
     for (bytes, expected) in [
-        (&[][..], "it has 0 tokens, and a sample needs 129"),
-        (&[1; 7], "7 bytes are no whole number of u16 tokens"),
+        (&[][..], "it has 0 tokens, but a sample needs 129"),
+        (&[1; 7], "7 bytes are not a whole number of u16 tokens"),
         (&[1; 256], "it has 128 tokens"),
     ] {
         let error = read_error(open_bytes(&FORMAT, bytes, &[]).1);

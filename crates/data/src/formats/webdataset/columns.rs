@@ -167,7 +167,7 @@ fn json_keys(samples: &[Vec<u8>]) -> Vec<JsonKey> {
 impl Part {
     /// Reads a member into its columns, and calls `found` with each that has a value now.
     pub fn read(&self, bytes: &[u8], record: &mut Record, found: &mut dyn FnMut(usize)) -> Result<(), String> {
-        let text = || std::str::from_utf8(bytes).map_err(|_| String::from("the member is no text in UTF-8"));
+        let text = || std::str::from_utf8(bytes).map_err(|_| String::from("the member is not UTF-8 text"));
         match self {
             Self::Image(column) | Self::Bytes(column) => {
                 record.bytes(*column).extend_from_slice(bytes);
@@ -179,7 +179,7 @@ impl Part {
             }
             Self::Int(column) => {
                 let text = text()?.trim();
-                let value = text.parse().map_err(|_| format!("{} is no whole number", shown(text)))?;
+                let value = text.parse().map_err(|_| format!("{} is not a whole number", shown(text)))?;
                 record.ints(*column).push(value);
                 found(*column);
             }
@@ -188,8 +188,8 @@ impl Part {
                 found(*column);
             }
             Self::Json(keys) => {
-                let parsed = serde_json::from_slice(bytes).map_err(|error| format!("this is no JSON: {error}"))?;
-                let Value::Object(object) = parsed else { return Err("this is no JSON object".into()) };
+                let parsed = serde_json::from_slice(bytes).map_err(|error| format!("this is not JSON: {error}"))?;
+                let Value::Object(object) = parsed else { return Err("this is not a JSON object".into()) };
                 for key in keys {
                     if let Some(value) = object.get(&key.key).filter(|value| !value.is_null()) {
                         read_json(key, value, record)?;

@@ -72,7 +72,7 @@ impl ForwardBytes {
     /// Appends `len` bytes from `offset` on, which is not behind.
     pub fn append(&mut self, offset: u64, len: u64, out: &mut Vec<u8>) -> Result<(), ReadError> {
         let Some(gap) = offset.checked_sub(self.stream.offset()) else {
-            return Err(damaged(self.stream.path(), offset, "the archive goes back"));
+            return Err(damaged(self.stream.path(), offset, "the archive is not in order"));
         };
         self.stream.skip(gap)?;
         self.stream.append(len, out)
@@ -126,11 +126,12 @@ impl<B: ArchiveBytes> Members<B> {
                 return Ok(None);
             }
             if !has_checksum(&header) {
-                let what = if start == 0 { "this is no tar archive" } else { "the checksum of a tar header is wrong" };
+                let what =
+                    if start == 0 { "this is not a tar archive" } else { "the checksum of a tar header is wrong" };
                 return Err(self.damaged(start, what));
             }
             let kind = header[156];
-            let wrong_size = || self.damaged(start + 124, "the size of a tar member makes no sense");
+            let wrong_size = || self.damaged(start + 124, "the size of a tar member is malformed");
             let bytes = match (kind, extended.bytes) {
                 (b'L' | b'K' | b'x' | b'g', _) | (_, None) => number(&header[124..136]).ok_or_else(wrong_size)?,
                 (_, Some(bytes)) => bytes,
@@ -182,7 +183,7 @@ impl<B: ArchiveBytes> Members<B> {
         let mut rest = until_zero(&data);
         while !rest.is_empty() {
             let place = offset + (until_zero(&data).len() - rest.len()) as u64;
-            let wrong = || self.damaged(place, "an extended tar header makes no sense");
+            let wrong = || self.damaged(place, "an extended tar header is malformed");
             let space = rest.iter().position(|byte| *byte == b' ').ok_or_else(wrong)?;
             let length = std::str::from_utf8(&rest[..space]).ok().and_then(|text| text.parse::<usize>().ok());
             let length = length.filter(|length| (space + 2..=rest.len()).contains(length)).ok_or_else(wrong)?;
@@ -209,7 +210,7 @@ impl<B: ArchiveBytes> Members<B> {
             return Err(self.damaged(start, "the name of a tar member is not UTF-8"));
         };
         if name.starts_with('/') || name.split('/').any(|part| part == "..") {
-            let hint = "an archive from a source that you trust has none; make it again";
+            let hint = "if you trust its source, make the archive again without such names";
             let error = ReadError::new(format!("the tar member {} lies outside of its archive", shown(&name)), hint);
             return Err(error.in_file(self.bytes.path()).at(start));
         }

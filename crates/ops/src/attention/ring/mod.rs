@@ -164,7 +164,7 @@ impl Grid {
         };
         if blocks > BLOCKS_MAX || !fits(query, queries) || !fits(key, keys) {
             return Err(format!(
-                "{q} and {kv} are no blocks of {rows} tokens in the slots from {query} and {key} on, of {blocks}"
+                "{q} and {kv} are not blocks of {rows} tokens in the slots from {query} and {key} on, of {blocks}"
             ));
         }
         Ok(Self::of(meeting, heads, &q.shape, &kv.shape))

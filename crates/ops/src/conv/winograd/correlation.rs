@@ -212,7 +212,7 @@ struct Work<'a> {
 }
 
 /// A thread's own scratch.
-struct Room<'a> {
+struct ThreadScratch<'a> {
     patches: &'a mut [f32],
     products: &'a mut [f32],
     canvas: &'a mut [f32],
@@ -231,12 +231,12 @@ struct Part {
 }
 
 impl Work<'_> {
-    fn room(&self, thread: usize) -> Room<'_> {
+    fn thread_scratch(&self, thread: usize) -> ThreadScratch<'_> {
         // SAFETY: each thread has its own.
         let mut own = unsafe { self.own.slice(thread * self.own_len, self.own_len) };
         let [patches, products, canvas, outputs, taps, kernels] =
             self.plan.lens(&self.cut).map(|len| lend(&mut own, len));
-        Room { patches, products, canvas, outputs, taps, kernels }
+        ThreadScratch { patches, products, canvas, outputs, taps, kernels }
     }
 
     /// Everything; `flags` has a number for each part, set to one where a pixel is too large.
@@ -247,14 +247,14 @@ impl Work<'_> {
             team.run(plan.depth_blocks() * plan.slivers(), |at, thread| {
                 // SAFETY: every task has its own sliver.
                 let to = unsafe { self.kept.slice(at * len, len) };
-                self.transform_kernels(at % plan.slivers(), at / plan.slivers(), self.room(thread).taps, to);
+                self.transform_kernels(at % plan.slivers(), at / plan.slivers(), self.thread_scratch(thread).taps, to);
             });
         }
         team.run(plan.images.div_ceil(cut.images) * cut.parts, |at, thread| {
             let (images, part) = (at / cut.parts * cut.images, at % cut.parts);
             let images = images..(images + cut.images).min(plan.images);
             let rows = part * cut.rows..((part + 1) * cut.rows).min(plan.tile_grid()[0]);
-            let mut room = self.room(thread);
+            let mut scratch = self.thread_scratch(thread);
             let tiles = images.len() * rows.len() * plan.tile_grid()[1];
             let parts = images.clone().map(|image| {
                 let first = (image - images.start) * rows.len() * plan.tile_grid()[1];
@@ -262,11 +262,11 @@ impl Work<'_> {
             });
             let panels = Panels::new(tiles, plan.depth(), PANEL);
             for task in parts.clone() {
-                let large = self.transform_patches(&task, &panels, &mut room);
+                let large = self.transform_patches(&task, &panels, &mut scratch);
                 // SAFETY: the part has its own flag.
                 unsafe { flags.slice(task.image * cut.parts + part, 1)[0] = f32::from_bits(u32::from(large)) };
             }
-            self.multiply(parts, &panels, &mut room);
+            self.multiply(parts, &panels, &mut scratch);
         });
     }
 
@@ -319,24 +319,31 @@ impl Work<'_> {
     }
 
     /// Transforms the patches of a part; says whether a pixel is too large.
-    fn transform_patches(&self, part: &Part, panels: &Panels, room: &mut Room<'_>) -> bool {
+    fn transform_patches(&self, part: &Part, panels: &Panels, scratch: &mut ThreadScratch<'_>) -> bool {
         let (plan, scene) = (self.plan, self.plan.scene());
         let field = Field { rows: part.rows.len(), columns: scene.tiles[1], first: part.first, pitch: scene.pitch() };
         let stride = panels.tiles * plan.depth() + GAP;
         let mut large = false;
-        room.canvas.fill(0.0);
+        scratch.canvas.fill(0.0);
         for group in 0..scene.groups() {
-            large |= scene.paint(self.x, self.places, part.image, &part.rows, group, room.canvas);
+            large |= scene.fill_canvas(self.x, self.places, part.image, &part.rows, group, scratch.canvas);
             // SAFETY: the canvas holds every patch, the patches every tile of every place.
             unsafe {
-                transforms::patches_in(room.canvas.as_ptr(), &field, panels, group, room.patches.as_mut_ptr(), stride);
+                transforms::patches_in(
+                    scratch.canvas.as_ptr(),
+                    &field,
+                    panels,
+                    group,
+                    scratch.patches.as_mut_ptr(),
+                    stride,
+                );
             }
         }
         large
     }
 
     /// The products of the patches, block of outputs by block of outputs, and the way back.
-    fn multiply(&self, parts: impl Iterator<Item = Part> + Clone, panels: &Panels, room: &mut Room<'_>) {
+    fn multiply(&self, parts: impl Iterator<Item = Part> + Clone, panels: &Panels, scratch: &mut ThreadScratch<'_>) {
         let plan = self.plan;
         let (_, stride, len) = plan.kernel_lens();
         for first in (0..plan.slivers()).step_by(SLIVERS) {
@@ -348,14 +355,14 @@ impl Work<'_> {
                     // SAFETY: the kept kernels hold every sliver of every block.
                     true => unsafe { self.kept.get().add((block * plan.slivers() + first) * len) },
                     false => {
-                        for (at, to) in room.kernels.chunks_exact_mut(len).enumerate().take(slivers) {
-                            self.transform_kernels(first + at, block, room.taps, to);
+                        for (at, to) in scratch.kernels.chunks_exact_mut(len).enumerate().take(slivers) {
+                            self.transform_kernels(first + at, block, scratch.taps, to);
                         }
-                        room.kernels.as_mut_ptr()
+                        scratch.kernels.as_mut_ptr()
                     }
                 };
                 let product = Product {
-                    v: room.patches.as_ptr(),
+                    v: scratch.patches.as_ptr(),
                     v_stride: panels.tiles * plan.depth() + GAP,
                     panels: *panels,
                     group: block * DEPTH_BLOCK / LANES,
@@ -363,7 +370,7 @@ impl Work<'_> {
                     u: kernels,
                     u_stride: stride,
                     slivers,
-                    m: room.products.as_mut_ptr(),
+                    m: scratch.products.as_mut_ptr(),
                     m_stride,
                     m_pitch: pitch,
                     add: block > 0,
@@ -372,20 +379,20 @@ impl Work<'_> {
                 unsafe { product::multiply(&product) };
             }
             for part in parts.clone() {
-                self.transform_outputs(&part, first * SLIVER..(first + slivers) * SLIVER, m_stride, room);
+                self.transform_outputs(&part, first * SLIVER..(first + slivers) * SLIVER, m_stride, scratch);
             }
         }
     }
 
     /// Transforms the products of a part back and writes the outputs.
-    fn transform_outputs(&self, part: &Part, outputs: Range<usize>, stride: usize, room: &mut Room<'_>) {
+    fn transform_outputs(&self, part: &Part, outputs: Range<usize>, stride: usize, scratch: &mut ThreadScratch<'_>) {
         let plan = self.plan;
         let [_, columns] = plan.tile_grid();
         let [height, width] = plan.grid;
         let rows = 2 * part.rows.start..(2 * part.rows.end).min(height);
         let field = Field { rows: part.rows.len(), columns, first: part.first, pitch: 0 };
         let pixels = rows.len() * width;
-        assert!(room.outputs.len() >= pixels * LANES, "room for every output");
+        assert!(scratch.outputs.len() >= pixels * LANES, "room for every output");
         for first in outputs.clone().step_by(LANES) {
             let count = plan.outputs.saturating_sub(first).min(LANES);
             if count == 0 {
@@ -398,9 +405,9 @@ impl Work<'_> {
             let plane = (part.image * plan.outputs + first) * height * width + rows.start * width;
             // SAFETY: the products hold every tile; the planes are inside the output, and this part has them to itself.
             unsafe {
-                let data = room.products.as_ptr().add(first - outputs.start);
+                let data = scratch.products.as_ptr().add(first - outputs.start);
                 let from = transforms::Tiles { data, pitch: outputs.len(), stride };
-                let held = room.outputs.as_mut_ptr();
+                let held = scratch.outputs.as_mut_ptr();
                 transforms::tiles_out(from, &field, &bias, held, [rows.len(), width]);
                 let to = self.y.get().add(plane);
                 transpose(held, LANES, pixels, count, |at| to.add(at * height * width));

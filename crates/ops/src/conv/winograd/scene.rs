@@ -47,7 +47,7 @@ impl Scene {
 
     /// Puts one group of channels of some rows of tiles of an image on the canvas, which must be clear around them; says
     /// whether a pixel is too large.
-    pub fn paint(
+    pub fn fill_canvas(
         &self,
         data: &[f32],
         places: &[u32],

@@ -187,7 +187,7 @@ impl Work<'_> {
             let canvas = self.own(thread);
             canvas.fill(0.0);
             for group in groups.clone() {
-                if scene.paint(data, places, chunk.images.start + image, &chunk.rows, group, canvas) {
+                if scene.fill_canvas(data, places, chunk.images.start + image, &chunk.rows, group, canvas) {
                     self.large.store(true, Ordering::Relaxed);
                 }
                 transform(canvas.as_ptr(), chunk.field(image, scene.pitch()), group);

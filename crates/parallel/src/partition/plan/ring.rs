@@ -12,7 +12,7 @@ pub fn unfit_for_ring(graph: &Graph, tokens: (usize, usize)) -> Option<String> {
         let fits = || ring_operands(node, &graph.types(&node.inputs)).is_some_and(|shape| shape == tokens);
         let name = if node.scope.is_empty() { "the model's top" } else { &node.scope };
         (attends && !fits()).then(|| {
-            format!("the attention of `{name}` has a bias, other tokens for keys than for queries, or numbers that are no floats")
+            format!("the attention of `{name}` has a bias, other tokens for keys than for queries, or elements that are not floats")
         })
     })
 }

@@ -30,7 +30,7 @@ fn errors_name_line_and_column() {
         ("", "line 1, column 1: `ranks` is missing; add a line `ranks: 4`"),
         ("ranks 4", "line 1, column 1: \"ranks 4\" has no `:` after the name; "),
         ("ranks: 4 5", "line 1, column 1: `ranks` has 2 values; write one number, such as `ranks: 4`"),
-        ("ranks: -4", "line 1, column 8: \"-4\" is not a number that can be meant here; "),
+        ("ranks: -4", "line 1, column 8: \"-4\" is not a valid number here; "),
         ("ranks: 4\n ranks: 4", "line 2, column 2: this line was given before; give every line once"),
         ("ranks: 4\nplacement: 0", "line 2, column 1: `stages` is not known here; give the three counts first"),
         (
@@ -51,7 +51,7 @@ fn errors_name_line_and_column() {
         ("HEADrank 0: F0.0 B0.1", "line 5, column 14: \"B0.1\" names 1 of 1 micro-batches; micro-batches are 0 to 0"),
         ("HEADrank 0: F2.0", "line 5, column 9: \"F2.0\" names 2 of 2 stages; stages are 0 to 1"),
         ("HEADrank 0: F0.0 F0.0 F0.0 F0.0 F0.0 F0.0 F0.0", "line 5, column 39: \"F0.0\" is one action too many; "),
-        ("HEADrank 0: F0.0\n", "line 5, column 1: rank 1 has no line; add a line `rank 1:` with its actions"),
+        ("HEADrank 0: F0.0\n", "line 5, column 1: there is no line for rank 1; add a line `rank 1:` with its actions"),
         ("HEADmicro-batches up: 0-1", "line 5, column 19: 1 is not one of the 1 micro-batches; "),
         ("HEADmicro-batches up: 0 0", "line 5, column 21: \"0\" was named before; name every micro-batch once"),
         ("HEADmicro-batches up: 0", "line 5, column 1: `placement up` is missing; "),

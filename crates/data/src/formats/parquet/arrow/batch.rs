@@ -50,7 +50,7 @@ impl<'a> BatchReader<'a> {
             Some(compression) => match (compression.byte(0)?, compression.byte(1)?) {
                 (0, 0) => Some(Codec::Lz4),
                 (1, 0) => Some(Codec::Zstd),
-                _ => return Err("its buffers are packed in no known way".into()),
+                _ => return Err("its buffers use an unknown compression".into()),
             },
         };
         let (nodes, buffers, variadic) = (batch.structs(1)?.iter(), batch.structs(2)?.iter(), batch.structs(4)?.iter());
@@ -75,7 +75,8 @@ impl<'a> BatchReader<'a> {
         let (start, len) = pair(self.buffers.next().ok_or("a batch has too few buffers")?);
         let range = usize::try_from(start).ok().zip(usize::try_from(len).ok());
         let range = range.and_then(|(start, len)| Some(start..start.checked_add(len)?));
-        let range = range.filter(|range| range.end <= self.body.len()).ok_or("a buffer ends behind the message")?;
+        let range =
+            range.filter(|range| range.end <= self.body.len()).ok_or("a buffer ends past the end of the message")?;
         let bytes = self.body.slice(range);
         match self.codec {
             Some(codec) if !bytes.is_empty() => unpack(codec, &bytes),
@@ -111,7 +112,7 @@ impl<'a> BatchReader<'a> {
     fn variadic(&mut self) -> Result<usize, String> {
         let count = self.variadic.next().map(|count| i64::from_le_bytes(*count));
         let count = count.and_then(|count| usize::try_from(count).ok()).filter(|count| *count <= self.buffers.len());
-        count.ok_or_else(|| "the number of a column's buffers makes no sense".into())
+        count.ok_or_else(|| "the number of a column's buffers is wrong".into())
     }
 
     /// Passes over a column.
@@ -200,7 +201,7 @@ impl<'a> BatchReader<'a> {
 fn check_offsets(offsets: &Offsets, len: usize, end: usize) -> Result<(), String> {
     match offsets.fit(len, end) {
         true => Ok(()),
-        false => Err("the offsets of a column do not fit to its values".into()),
+        false => Err("the offsets of a column do not match its values".into()),
     }
 }
 

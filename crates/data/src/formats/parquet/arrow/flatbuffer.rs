@@ -10,7 +10,7 @@ use kolo_base::ByteReader;
 /// What is wrong with the bytes.
 pub(super) type Broken = &'static str;
 
-const OUTSIDE: Broken = "its metadata point outside of themselves";
+const OUTSIDE: Broken = "its metadata have an offset that is out of range";
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table<'a> {
@@ -91,7 +91,7 @@ impl<'a> Table<'a> {
 
     pub fn text(&self, field: usize) -> Result<&'a str, Broken> {
         let bytes = self.structs::<1>(field)?.as_flattened();
-        std::str::from_utf8(bytes).map_err(|_| "a name in its metadata is no text")
+        std::str::from_utf8(bytes).map_err(|_| "a name in its metadata is not UTF-8 text")
     }
 
     pub fn tables(

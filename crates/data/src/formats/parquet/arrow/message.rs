@@ -162,7 +162,7 @@ impl Messages {
             }
             offset += 8 + u64::from(len) + body;
         }
-        found.ok_or_else(|| contents.damaged(0, "an Arrow stream begins with a schema, and here is none"))
+        found.ok_or_else(|| contents.damaged(0, "an Arrow stream begins with a schema, which is missing"))
     }
 }
 
@@ -202,7 +202,7 @@ pub(super) fn message(bytes: &[u8]) -> Result<Message<'_>, Broken> {
 fn check_sizes(contents: &Contents, offset: u64, bytes: &[u8], meta: u64) -> Result<(), ReadError> {
     let damaged = |what: &str| contents.damaged(offset, format!("a message cannot be read: {what}"));
     let batch = message(bytes).and_then(|message| message.batch()).map_err(damaged)?;
-    let batch = batch.ok_or_else(|| damaged("it is no batch"))?;
+    let batch = batch.ok_or_else(|| damaged("it is not a batch"))?;
     let is_packed = batch.table(3).map_err(damaged)?.is_some();
     let body = usize::try_from(meta).ok().and_then(|meta| bytes.get(meta..)).ok_or_else(|| damaged("it is cut off"))?;
     let mut total = 0_u64;
@@ -211,7 +211,7 @@ fn check_sizes(contents: &Contents, offset: u64, bytes: &[u8], meta: u64) -> Res
             return Err(damaged("a buffer has a negative place or size"));
         };
         let end = start.checked_add(len).filter(|end| *end <= body.len());
-        let end = end.ok_or_else(|| damaged("a buffer ends behind the message"))?;
+        let end = end.ok_or_else(|| damaged("a buffer ends past the end of the message"))?;
         if is_packed {
             let claimed = body[start..end].first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes));
             total = total.saturating_add(u64::try_from(claimed).unwrap_or(0));

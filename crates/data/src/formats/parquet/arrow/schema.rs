@@ -110,7 +110,7 @@ pub(super) fn schema(table: Table<'_>) -> Result<(Schema, Vec<Layout>), Broken> 
 fn int(table: Table<'_>) -> Result<Number, Broken> {
     match table.int(0, 0)? {
         bits @ (8 | 16 | 32 | 64) => Ok(Number::Int { bits: bits as u8, signed: table.byte(1)? != 0 }),
-        _ => Err("a type of whole numbers has no known size"),
+        _ => Err("an integer type has an unknown size"),
     }
 }
 
@@ -128,7 +128,7 @@ fn size(size: i32) -> Result<usize, Broken> {
 }
 
 fn only_child(fields: Vec<Field>) -> Result<Box<Field>, Broken> {
-    let [item] = <[Field; 1]>::try_from(fields).map_err(|_| "a list has not one type of items")?;
+    let [item] = <[Field; 1]>::try_from(fields).map_err(|_| "a list does not have exactly one item type")?;
     Ok(Box::new(item))
 }
 
@@ -145,7 +145,7 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
                 0 => 16,
                 1 => 32,
                 2 => 64,
-                _ => return Err("a type of real numbers has no known size"),
+                _ => return Err("a floating-point type has an unknown size"),
             };
             (Kind::Number(Number::Float { bits }), Form::Plain)
         }
@@ -190,7 +190,7 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
         22 => return named("RunEndEncoded".into(), Form::Runs),
         23 => (Kind::Bytes, Form::Views),
         24 => (Kind::Text, Form::Views),
-        _ => return Err("a field has a type of no known number"),
+        _ => return Err("a field has an unknown type"),
     })
 }
 

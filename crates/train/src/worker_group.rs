@@ -1,4 +1,4 @@
-//! Who trains together.
+//! The workers that train together.
 
 use crate::error::Error;
 use crate::job::Job;
@@ -9,7 +9,7 @@ use kolo_parallel::{Mesh, Parallel, Roles};
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
-pub enum Company {
+pub enum WorkerGroup {
     Alone,
     /// Workers that exchange their gradients.
     Workers(Arc<Communicator>),
@@ -17,27 +17,27 @@ pub enum Company {
     Served(Arc<Communicator>, Roles),
 }
 
-impl Company {
+impl WorkerGroup {
     /// All ranks, servers among them; `None` if this is the only one.
     pub fn world(&self) -> Option<&Arc<Communicator>> {
         match self {
-            Company::Alone => None,
-            Company::Workers(world) | Company::Served(world, _) => Some(world),
+            WorkerGroup::Alone => None,
+            WorkerGroup::Workers(world) | WorkerGroup::Served(world, _) => Some(world),
         }
     }
 
     /// Those who run every exchange of the step's graph together.
     pub fn peers(&self) -> Option<&Arc<Communicator>> {
         match self {
-            Company::Workers(world) => Some(world),
-            Company::Alone | Company::Served(..) => None,
+            WorkerGroup::Workers(world) => Some(world),
+            WorkerGroup::Alone | WorkerGroup::Served(..) => None,
         }
     }
 
     pub fn roles(&self) -> Option<Roles> {
         match self {
-            Company::Served(_, roles) => Some(*roles),
-            Company::Alone | Company::Workers(_) => None,
+            WorkerGroup::Served(_, roles) => Some(*roles),
+            WorkerGroup::Alone | WorkerGroup::Workers(_) => None,
         }
     }
 
@@ -47,18 +47,18 @@ impl Company {
 
     pub fn workers(&self) -> usize {
         match self {
-            Company::Alone => 1,
-            Company::Workers(world) => world.size(),
-            Company::Served(_, roles) => roles.workers,
+            WorkerGroup::Alone => 1,
+            WorkerGroup::Workers(world) => world.size(),
+            WorkerGroup::Served(_, roles) => roles.workers,
         }
     }
 
-    /// Whether this rank writes and speaks for all.
-    pub fn is_chief(&self) -> bool {
+    /// Whether this rank writes files and prints for all.
+    pub fn is_rank_zero(&self) -> bool {
         self.rank() == 0
     }
 
-    /// How this company spreads the job.
+    /// How this group spreads the job.
     pub fn parallel(&self, job: &Job) -> Result<Parallel, Error> {
         match self.roles() {
             Some(roles) => served(job, roles),
@@ -74,9 +74,9 @@ impl Company {
     /// This worker's place among those who take turns in evaluations; `None` if it takes none.
     pub fn evaluators(&self, mesh: &Mesh) -> Option<Mesh> {
         match self {
-            Company::Alone | Company::Workers(_) => Some(mesh.clone()),
+            WorkerGroup::Alone | WorkerGroup::Workers(_) => Some(mesh.clone()),
             // Workers of servers are not in step: the first evaluates alone.
-            Company::Served(..) => self.is_chief().then(Mesh::alone),
+            WorkerGroup::Served(..) => self.is_rank_zero().then(Mesh::alone),
         }
     }
 
