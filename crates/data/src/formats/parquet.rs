@@ -8,6 +8,7 @@ mod levels;
 mod pages;
 mod schema;
 mod table;
+mod thrift;
 mod values;
 
 use crate::error::ReadError;
@@ -23,7 +24,8 @@ use bytes::Bytes;
 use columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
 use kolo_graph::settings::Settings;
 use leaf::LeafReader;
-use schema::Root;
+use pages::Claims;
+use schema::ColumnPath;
 use std::io::{self, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
@@ -42,6 +44,8 @@ pub const ARROW: Format = arrow::FORMAT;
 /// What a batch of rows should take, decoded.
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ROWS_MAX: u64 = 4096;
+/// What a number takes in a row.
+const NUMBER_BYTES: u64 = 9;
 
 /// Rows of a table, of Parquet or Arrow.
 #[derive(Debug)]
@@ -108,23 +112,51 @@ impl ChunkReader for Chunks {
     }
 }
 
+/// The metadata at the end of a file, as they stand there.
+struct Footer {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl Footer {
+    fn read(contents: &Contents) -> Result<Self, ReadError> {
+        let mut end = [0; 8];
+        let at =
+            contents.bytes().checked_sub(8).ok_or_else(|| contents.damaged(0, "a Parquet file is expected here"))?;
+        contents.read_at(at, &mut end)?;
+        let [a, b, c, d, magic @ ..] = end;
+        if &magic != b"PAR1" {
+            return Err(contents.damaged(at + 4, "a Parquet file ends with `PAR1`"));
+        }
+        let len = u64::from(u32::from_le_bytes([a, b, c, d]));
+        let offset = at.checked_sub(len).ok_or_else(|| contents.damaged(at, "the footer is longer than the file"))?;
+        let mut bytes = Vec::new();
+        contents.read_into(offset, len, &mut bytes)?;
+        Ok(Self { offset, bytes })
+    }
+}
+
 /// One open file.
 #[derive(Clone, Debug)]
 struct ParquetFile {
     chunks: Chunks,
     metadata: Arc<ParquetMetaData>,
     schema: Schema,
-    roots: Vec<Root>,
+    /// Of each column of the schema, if it can be read.
+    paths: Vec<Option<ColumnPath>>,
 }
 
 impl ParquetFile {
     fn open(contents: Contents) -> Result<Self, ReadError> {
         let path = contents.path().to_owned();
         let chunks = Chunks(contents);
-        let metadata = ParquetMetaDataReader::new().parse_and_finish(&chunks);
-        let metadata = metadata.map_err(|error| decode_error(&path, "its footer cannot be read", error))?;
-        let (schema, roots) = schema::schema(metadata.file_metadata());
-        Ok(Self { chunks, metadata: Arc::new(metadata), schema, roots })
+        let footer = Footer::read(&chunks.0)?;
+        let failed =
+            |error: &dyn std::fmt::Display| decode_error(&path, "its footer cannot be read", error).at(footer.offset);
+        thrift::check_schema(&footer.bytes).map_err(|error| failed(&error))?;
+        let metadata = ParquetMetaDataReader::decode_metadata(&footer.bytes).map_err(|error| failed(&error))?;
+        let (schema, paths) = schema::schema(metadata.file_metadata());
+        Ok(Self { chunks, metadata: Arc::new(metadata), schema, paths })
     }
 
     fn path(&self) -> &Path {
@@ -141,6 +173,31 @@ impl ParquetFile {
         rows.collect()
     }
 
+    /// Readers of the columns, and how many rows they should read at once.
+    fn readers(&self, group: usize, columns: &TableColumns) -> Result<(Vec<LeafReader<'_>>, usize), ReadError> {
+        let metadata = self.metadata.row_group(group);
+        let rows = usize::try_from(metadata.num_rows()).unwrap_or(0);
+        let (mut claims, mut paths) = (Claims::default(), Vec::new());
+        for column in &columns.columns {
+            let path = self.paths.get(column.place).and_then(Option::as_ref);
+            let path = path.filter(|path| path.leaf < metadata.num_columns());
+            let path = path.ok_or_else(|| self.group_error(group, &"a column is missing"))?;
+            let chunk = metadata.column(path.leaf);
+            paths.push((path, chunk, pages::check(&self.chunks.0, chunk, &mut claims)?));
+        }
+        let budget = claims.budget();
+        let readers = paths.into_iter().map(|(path, chunk, offsets)| {
+            let reader = LeafReader::new(&self.chunks, chunk, offsets, rows, path, &budget);
+            reader.map_err(|error| self.group_error(group, &error))
+        });
+        let row_bytes = (claims.bytes / (rows as u64).max(1)).max(claims.row_bytes).max(1);
+        Ok((readers.collect::<Result<_, _>>()?, (BATCH_BYTES / row_bytes).clamp(1, BATCH_ROWS_MAX) as usize))
+    }
+
+    fn group_error(&self, group: usize, error: &dyn std::fmt::Display) -> ReadError {
+        decode_error(self.path(), &format!("row group {group} cannot be decoded"), error)
+    }
+
     /// Hands the batches of a row group to `each`, with the columns that are read only; stops when it says so.
     fn batches(
         &self,
@@ -148,27 +205,10 @@ impl ParquetFile {
         columns: &TableColumns,
         each: &mut dyn FnMut(&[Column]) -> Result<bool, ReadError>,
     ) -> Result<(), ReadError> {
-        let failed = |error: &dyn std::fmt::Display| {
-            decode_error(self.path(), &format!("row group {group} cannot be decoded"), error)
-        };
-        let metadata = self.metadata.row_group(group);
-        let rows = usize::try_from(metadata.num_rows()).unwrap_or(0);
-        let (mut bytes, mut readers) = (0, Vec::new());
-        for column in &columns.columns {
-            let root = self.roots.get(column.place).ok_or_else(|| failed(&"a column is missing"))?;
-            let chunks = metadata.columns().get(root.leaves.clone()).ok_or_else(|| failed(&"a column is missing"))?;
-            for chunk in chunks {
-                bytes += pages::check(&self.chunks.0, chunk)?;
-            }
-            let path = root.path.as_ref().ok_or_else(|| failed(&"the type of a column cannot be read"))?;
-            let reader = LeafReader::new(&self.chunks, metadata.column(path.leaf), rows, path);
-            readers.push(reader.map_err(|error| failed(&error))?);
-        }
-        let row_bytes = bytes / (rows as u64).max(1);
-        let batch_rows = (BATCH_BYTES / row_bytes.max(1)).clamp(1, BATCH_ROWS_MAX) as usize;
+        let (mut readers, batch_rows) = self.readers(group, columns)?;
         loop {
             let batch: Result<Vec<Column>, String> = readers.iter_mut().map(|reader| reader.read(batch_rows)).collect();
-            let batch = batch.map_err(|error| failed(&error))?;
+            let batch = batch.map_err(|error| self.group_error(group, &error))?;
             let rows = batch.first().map_or(0, |column| column.len);
             if let Some(at) = batch.iter().position(|column| column.len != rows) {
                 let (names, other) = (&columns.records, batch[at].len);
@@ -176,7 +216,7 @@ impl ParquetFile {
                     "its columns have different numbers of rows: \"{}\" has {rows}, \"{}\" has {other}",
                     names[0].name, names[at].name
                 );
-                return Err(failed(&message));
+                return Err(self.group_error(group, &message));
             }
             if rows == 0 || !each(&batch)? {
                 return Ok(());
@@ -194,8 +234,18 @@ struct Groups {
     columns: TableColumns,
 }
 
-/// Puts rows of a batch, given by the columns that are read, behind those before.
-fn push_rows(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out: &mut Rows) -> Result<(), ReadError> {
+/// Puts all rows of a batch, given by the columns that are read, behind those before, in blocks of bounded size.
+fn push_rows(columns: &TableColumns, batch: &[Column], out: &mut Rows) -> Result<(), ReadError> {
+    let rows = batch.first().map_or(0, |column| column.len);
+    let row_bytes = NUMBER_BYTES * batch.len().max(1) as u64;
+    let block_rows = (BATCH_BYTES / row_bytes).clamp(1, BATCH_ROWS_MAX) as usize;
+    for start in (0..rows).step_by(block_rows) {
+        push_block(columns, batch, start..rows.min(start + block_rows), out)?;
+    }
+    Ok(())
+}
+
+fn push_block(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out: &mut Rows) -> Result<(), ReadError> {
     // Most tables hold numbers only: column after column is much faster than cell after cell.
     if let Some(numbers) = columns.all_numbers(batch, &rows) {
         out.push_table(&numbers, rows.len());
@@ -206,6 +256,10 @@ fn push_rows(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out: 
         match columns.read(batch, row, &mut record) {
             Ok(()) => out.push(&record),
             Err(message) => out.push_broken(&message),
+        }
+        // Rows that share a long text take more than their batch does.
+        if out.open_bytes() >= BATCH_BYTES {
+            out.end_block()?;
         }
     }
     out.end_block()
@@ -220,10 +274,7 @@ impl Decode for Groups {
         let (file, group) = self.units[unit];
         let file = &self.files[file];
         guarded(file.path(), || {
-            file.batches(group, &self.columns, &mut |batch| {
-                let rows = batch.first().map_or(0, |column| column.len);
-                push_rows(&self.columns, batch, 0..rows, out).map(|()| true)
-            })
+            file.batches(group, &self.columns, &mut |batch| push_rows(&self.columns, batch, out).map(|()| true))
         })
     }
 }

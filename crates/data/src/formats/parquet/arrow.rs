@@ -30,9 +30,6 @@ pub(super) const FORMAT: Format = Format {
     open,
 };
 
-/// Rows that one block of decoded rows holds.
-const BLOCK_ROWS: usize = 4096;
-
 fn sniff(_: &Path, head: &[u8]) -> bool {
     head.starts_with(MAGIC) || (head.starts_with(&CONTINUATION) && head.len() >= 16 && head[7] == 0)
 }
@@ -134,11 +131,8 @@ impl Decode for Batches {
         let (file, number) = self.units[unit];
         let file = &self.files[file];
         guarded(file.contents.path(), || {
-            let (batch, rows) = file.batch(number, &self.columns)?;
-            for start in (0..rows).step_by(BLOCK_ROWS) {
-                push_rows(&self.columns, &batch, start..rows.min(start + BLOCK_ROWS), out)?;
-            }
-            Ok(())
+            let (batch, _) = file.batch(number, &self.columns)?;
+            push_rows(&self.columns, &batch, out)
         })
     }
 }

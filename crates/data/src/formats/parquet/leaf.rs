@@ -2,6 +2,7 @@
 
 use super::Chunks;
 use super::levels::{self, ListLevel};
+use super::pages::{Budget, CheckedPages, RowMemory};
 use super::schema::ColumnPath;
 use super::table::{Column, Kind, Number, Offsets, Validity, Values};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
@@ -25,23 +26,30 @@ pub(super) struct LeafReader<'p> {
     /// Of the rows that are being read.
     definitions: Vec<i16>,
     repetitions: Vec<i16>,
+    memory: Arc<RowMemory>,
 }
 
 impl<'p> LeafReader<'p> {
+    /// Reads a chunk whose pages, at these offsets, have been checked.
     pub fn new(
         chunks: &Chunks,
         chunk: &ColumnChunkMetaData,
+        offsets: Vec<u64>,
         rows: usize,
         path: &'p ColumnPath,
+        budget: &Arc<Budget>,
     ) -> Result<Self, ParquetError> {
+        let memory = RowMemory::new(budget);
         let pages = SerializedPageReader::new(Arc::new(chunks.clone()), chunk, rows, None)?;
+        let pages = CheckedPages::new(pages, chunk.column_descr_ptr(), offsets, Arc::clone(&memory));
         let reader = get_column_reader(chunk.column_descr_ptr(), Box::new(pages));
-        Ok(Self { path, reader, left: rows, definitions: Vec::new(), repetitions: Vec::new() })
+        Ok(Self { path, reader, left: rows, definitions: Vec::new(), repetitions: Vec::new(), memory })
     }
 
-    /// The next rows, at most so many; none behind the last.
+    /// Reads up to `rows` rows; none at the end.
     pub fn read(&mut self, rows: usize) -> Result<Column, String> {
-        let Self { path, reader, left, definitions, repetitions } = self;
+        let Self { path, reader, left, definitions, repetitions, memory } = self;
+        memory.release();
         definitions.clear();
         repetitions.clear();
         let levels = Levels { path, left, definitions, repetitions };

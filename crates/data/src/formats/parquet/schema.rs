@@ -6,7 +6,6 @@ use super::table::{Field, Kind, Number, Schema};
 use ::parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as Physical};
 use ::parquet::file::metadata::FileMetaData;
 use ::parquet::schema::types::{BasicTypeInfo, Type};
-use std::ops::Range;
 
 /// The way from a column to its values: those of one leaf of the tree, whatever stands above it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,15 +18,6 @@ pub(super) struct ColumnPath {
     pub lists: Vec<ListLevel>,
     /// The least definition level at which the struct around an image's bytes is there.
     pub image: Option<i16>,
-}
-
-/// A column of the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Root {
-    /// The leaves below it.
-    pub leaves: Range<usize>,
-    /// `None` if it cannot be read.
-    pub path: Option<ColumnPath>,
 }
 
 /// A type in the tree, with what its levels say.
@@ -45,19 +35,18 @@ enum Below {
     Unread,
 }
 
-/// Columns and metadata of a file.
-pub(super) fn schema(metadata: &FileMetaData) -> (Schema, Vec<Root>) {
-    let (mut leaf, mut roots) = (0, Vec::new());
+/// Columns and metadata of a file, and the paths of the columns that can be read.
+pub(super) fn schema(metadata: &FileMetaData) -> (Schema, Vec<Option<ColumnPath>>) {
+    let (mut leaf, mut paths) = (0, Vec::new());
     let mut schema = Schema::default();
     for column in metadata.schema().get_fields() {
-        let first = leaf;
         let node = node(column, 0, &mut leaf);
-        roots.push(Root { leaves: first..leaf, path: path(&node) });
+        paths.push(path(&node));
         schema.fields.push(node.field);
     }
     let pairs = metadata.key_value_metadata().into_iter().flatten();
     schema.metadata = pairs.filter_map(|pair| Some((pair.key.clone(), pair.value.clone()?))).collect();
-    (schema, roots)
+    (schema, paths)
 }
 
 /// The way to the values, if there is one that is read.
