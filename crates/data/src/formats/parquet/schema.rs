@@ -147,10 +147,12 @@ fn list(kind: &Type, here: i16, nullable: bool, leaf: &mut usize) -> Node {
     let item = match repeated.get_fields() {
         [item] => {
             let old_name = repeated.name() == "array" || repeated.name() == format!("{}_tuple", kind.name());
-            let is_item = old_name && !is_list(repeated) && repetition(item) != Repetition::REPEATED;
-            match is_item {
-                true => structure(repeated, above, false, leaf),
-                false => node(item, above, leaf),
+            let is_repeated = repetition(item) == Repetition::REPEATED;
+            match is_list(repeated) {
+                true if is_repeated => list(repeated, above, false, leaf),
+                // The group is the item, not a layer around it.
+                false if is_repeated || old_name => structure(repeated, above, false, leaf),
+                _ => node(item, above, leaf),
             }
         }
         _ => structure(repeated, above, false, leaf),
