@@ -37,7 +37,7 @@ pub const FORMAT: Format = Format {
     doc: "Parquet tables; records are rows",
     extensions: &["parquet", "pq"],
     sniff: |_, head| head.starts_with(b"PAR1"),
-    open,
+    open: open::<ParquetFile>,
 };
 pub const ARROW: Format = arrow::FORMAT;
 
@@ -290,30 +290,52 @@ fn look_at_first(files: &[ParquetFile], columns: &mut TableColumns) -> Result<()
     let before = columns.clone();
     file.batches(group, &before, &mut |batch| {
         looked_at += batch.first().map_or(0, |column| column.len);
-        let looked = columns.look_at(batch);
-        looked.map_err(|error| decode_error(file.path(), "the first record cannot be read", error))?;
-        let complete = batch.iter().all(|column| (0..column.len).any(|row| !column.is_null(row)));
-        Ok(!complete && looked_at < ROWS_LOOKED_AT)
+        columns.look_at(batch);
+        Ok(columns.need_values() && looked_at < ROWS_LOOKED_AT)
     })
 }
 
-fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+/// An open file with a table.
+trait TableFile: Sized {
+    fn open(contents: Contents) -> Result<Self, ReadError>;
+
+    fn schema(&self) -> &Schema;
+
+    /// Reads these columns of the files.
+    fn reader(files: Vec<Self>, columns: TableColumns, budget: usize) -> Result<TableReader, ReadError>;
+}
+
+impl TableFile for ParquetFile {
+    fn open(contents: Contents) -> Result<Self, ReadError> {
+        Self::open(contents)
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    fn reader(files: Vec<Self>, columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
+        reader(files, columns, budget)
+    }
+}
+
+/// Opens files that are one table together.
+fn open<F: TableFile>(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let budget = settings.count("decoded_max", DECODED_BYTES_MAX, 0)?;
-    let mut opened: Vec<ParquetFile> = Vec::new();
-    let mut columns: Option<TableColumns> = None;
+    let (mut opened, mut columns) = (Vec::new(), None);
     for file in files {
         let contents = file.contents(settings)?;
-        let parquet = guarded(&file.path, || ParquetFile::open(contents))?;
+        let table = guarded(&file.path, || F::open(contents))?;
         match &columns {
-            None => columns = Some(TableColumns::of_schema(&parquet.schema, settings)?),
-            Some(columns) => same_columns(columns, &files[0].path, &parquet.schema, file, settings)?,
+            None => columns = Some(TableColumns::of_schema(table.schema(), settings)?),
+            Some(columns) => same_columns(columns, &files[0].path, table.schema(), file, settings)?,
         }
-        opened.push(parquet);
+        opened.push(table);
     }
     let Some(columns) = columns else {
         return Err(settings.wrong("source", "names no file", "name a file or a pattern").into());
     };
-    Ok(Box::new(reader(opened, columns, budget)?))
+    Ok(Box::new(F::reader(opened, columns, budget)?))
 }
 
 /// Reads these columns of the files.

@@ -1,4 +1,4 @@
-//! Small Parquet files that claim huge things, each in a way that damage to a whole file hardly finds: all the places that
+//! Small Parquet and Arrow files that claim huge things, each in a way that damage to a whole file hardly finds: all the places that
 //! say a number agree with each other.
 
 /// Address space of a process that reads damaged files, its own needs included.
@@ -255,7 +255,157 @@ fn schemas() -> Vec<Hostile> {
     ]
 }
 
+/// A part of a flatbuffer.
+enum Flat {
+    Number(u64),
+    Text(&'static str),
+    /// Fields by their numbers.
+    Table(Vec<(usize, Flat)>),
+    Tables(Vec<Flat>),
+    /// Structs of so many bytes each.
+    Structs(usize, Vec<u8>),
+}
+
+/// Appends a part, behind all that points to it, and returns where it begins.
+fn append(part: &Flat, out: &mut Vec<u8>) -> usize {
+    match part {
+        Flat::Number(_) => out.len(),
+        Flat::Text(text) => append(&Flat::Structs(1, text.as_bytes().into()), out),
+        Flat::Structs(size, bytes) => {
+            let at = out.len();
+            out.extend(((bytes.len() / size) as u32).to_le_bytes());
+            out.extend(bytes);
+            at
+        }
+        Flat::Tables(tables) => {
+            let at = out.len();
+            out.extend((tables.len() as u32).to_le_bytes());
+            out.extend(vec![0; 4 * tables.len()]);
+            tables.iter().enumerate().for_each(|(number, table)| point(at + 4 + 4 * number, table, out));
+            at
+        }
+        Flat::Table(fields) => {
+            let count = fields.iter().map(|(field, _)| field + 1).max().unwrap_or(0);
+            let (vtable, at) = (out.len(), out.len() + 4 + 2 * count);
+            // Eight bytes for every field.
+            let slot = |field: usize| 4 + 8 * field;
+            let is_set = |field: usize| fields.iter().any(|(set, _)| *set == field);
+            let slots = (0..count).map(|field| if is_set(field) { slot(field) as u16 } else { 0 });
+            let sizes = [(4 + 2 * count) as u16, slot(count) as u16];
+            out.extend(sizes.into_iter().chain(slots).flat_map(u16::to_le_bytes));
+            out.extend(((at - vtable) as i32).to_le_bytes());
+            out.extend(vec![0; 8 * count]);
+            for (field, value) in fields {
+                match value {
+                    Flat::Number(number) => out[at + slot(*field)..][..8].copy_from_slice(&number.to_le_bytes()),
+                    below => point(at + slot(*field), below, out),
+                }
+            }
+            at
+        }
+    }
+}
+
+/// Appends a part that the four bytes at `from` point to.
+fn point(from: usize, part: &Flat, out: &mut Vec<u8>) {
+    let distance = append(part, out) - from;
+    out[from..from + 4].copy_from_slice(&(distance as u32).to_le_bytes());
+}
+
+fn flatbuffer(root: &Flat) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    point(0, root, &mut out);
+    out
+}
+
+fn structs<const N: usize>(longs: &[[u64; N]]) -> Flat {
+    Flat::Structs(8 * N, longs.as_flattened().iter().flat_map(|long| long.to_le_bytes()).collect())
+}
+
+fn numbers<const N: usize>(fields: [(usize, u64); N]) -> Vec<(usize, Flat)> {
+    fields.into_iter().map(|(field, number)| (field, Flat::Number(number))).collect()
+}
+
+const DICTIONARY_BATCH: u64 = 2;
+const RECORD_BATCH: u64 = 3;
+
+/// A batch with one column: its rows, its buffers, and whether they are compressed with Zstandard.
+fn batch(rows: u64, buffers: &[[u64; 2]], is_compressed: bool) -> Flat {
+    let mut fields = numbers([(0, rows)]);
+    fields.push((1, structs(&[[rows, 0]])));
+    fields.push((2, structs(buffers)));
+    if is_compressed {
+        fields.push((3, Flat::Table(numbers([(0, 1)]))));
+    }
+    Flat::Table(fields)
+}
+
+/// A message of version 5.
+fn message(header: u64, about: Flat, body: &[u8]) -> (Vec<u8>, usize) {
+    let mut fields = numbers([(0, 4), (1, header), (3, body.len() as u64)]);
+    fields.push((2, about));
+    let meta = flatbuffer(&Flat::Table(fields));
+    ([&[0xFF; 4], &(meta.len() as u32).to_le_bytes()[..], &meta, body].concat(), 8 + meta.len())
+}
+
+/// A dictionary of one text.
+fn word(body: &[u8], buffers: &[[u64; 2]], is_compressed: bool, is_delta: bool) -> (Vec<u8>, usize) {
+    let mut fields = numbers([(0, 0), (2, is_delta.into())]);
+    fields.push((1, batch(1, buffers, is_compressed)));
+    message(DICTIONARY_BATCH, Flat::Table(fields), body)
+}
+
+/// A file with a column of dictionary keys, of which one row has key 0. The footer lists each dictionary so many times.
+fn arrow(dictionaries: &[(Vec<u8>, usize)], times: usize) -> Vec<u8> {
+    let mut bytes = b"ARROW1\0\0".to_vec();
+    let mut put = |(message, meta): &(Vec<u8>, usize)| {
+        let block = [bytes.len() as u64, *meta as u64, (message.len() - meta) as u64];
+        bytes.extend(message);
+        block
+    };
+    let blocks: Vec<[u64; 3]> = dictionaries.iter().map(&mut put).collect();
+    let row = put(&message(RECORD_BATCH, batch(1, &[[0, 0], [0, 1]], false), &[0; 8]));
+    let mut keys = numbers([(0, 0)]);
+    keys.push((1, Flat::Table(numbers([(0, 8), (1, 1)]))));
+    let mut field = numbers([(1, 1), (2, 5)]);
+    field.extend([(0, Flat::Text("word")), (3, Flat::Table(Vec::new())), (4, Flat::Table(keys))]);
+    let mut footer = numbers([(0, 4)]);
+    footer.push((1, Flat::Table(vec![(1, Flat::Tables(vec![Flat::Table(field)]))])));
+    footer.push((2, structs(&blocks.repeat(times))));
+    footer.push((3, structs(&[row])));
+    let footer = flatbuffer(&Flat::Table(footer));
+    bytes.extend([&footer[..], &(footer.len() as u32).to_le_bytes(), b"ARROW1"].concat());
+    bytes
+}
+
+/// Dictionaries that are one text of zeros each, compressed: so many of them, each of this size.
+pub fn compressed_dictionaries(count: usize, bytes: usize) -> Vec<u8> {
+    let mut text = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+    std::io::copy(&mut std::io::Read::take(std::io::repeat(0), bytes as u64), &mut text).unwrap();
+    let text = text.finish().unwrap();
+    // Of the offsets the length says that they are not compressed.
+    let offsets = [&(-1_i64).to_le_bytes()[..], &0_i32.to_le_bytes(), &(bytes as i32).to_le_bytes()].concat();
+    let body = [&offsets, &(bytes as i64).to_le_bytes()[..], &text].concat();
+    let buffers = [[0, 0], [0, 16], [16, 8 + text.len() as u64]];
+    let dictionaries: Vec<_> = (0..count).map(|number| word(&body, &buffers, true, number > 0)).collect();
+    arrow(&dictionaries, 1)
+}
+
+/// Arrow files whose footer lists more than the file has.
+fn messages() -> Vec<Hostile> {
+    let body = [&[0, 0, 0, 0, 200, 0, 0, 0][..], &[b'x'; 200]].concat();
+    let buffers = [[0, 0], [0, 8], [8, 200]];
+    let first = word(&body, &buffers, false, false);
+    let bytes = arrow(&[first], 1000);
+    vec![Hostile {
+        name: "messages.arrow",
+        format: "arrow",
+        bytes,
+        error: "the messages that the footer lists are larger than the file",
+    }]
+}
+
 /// All of them; each is small enough to be damaged further.
 pub fn files() -> Vec<Hostile> {
-    pages().into_iter().chain(schemas()).collect()
+    pages().into_iter().chain(schemas()).chain(messages()).collect()
 }

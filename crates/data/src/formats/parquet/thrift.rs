@@ -4,8 +4,8 @@
 //! That crate reads the fields it knows by their number, whatever type the file gives them. So a known field of another type
 //! is refused here: both would read different things from the bytes behind it.
 
-/// Groups within groups, of Parquet and Arrow.
-pub(super) const SCHEMA_DEPTH_MAX: usize = 64;
+use super::table::SCHEMA_DEPTH_MAX;
+
 /// Structs and lists within each other that are passed over.
 const DEPTH_MAX: usize = 16;
 

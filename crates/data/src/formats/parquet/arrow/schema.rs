@@ -1,16 +1,16 @@
 //! The schema of an Arrow file: the types of its columns, and how each is laid out in a batch.
 //! The numbers of fields and types are those of `Schema.fbs` in the Arrow format.
 
-use super::super::table::{Field, Kind, Number, Schema};
+use super::super::table::{Field, Kind, Number, SCHEMA_DEPTH_MAX, Schema};
 use super::flatbuffer::{Broken, Table};
 use std::collections::HashMap;
 
-/// Types within types.
-const DEPTH_MAX: usize = 64;
 /// What the fields of a schema may take together, at so much for each, and its names and metadata. Fields may share what they
 /// point to, so a small file can claim a huge schema.
 const SIZE_MAX: usize = 1 << 26;
 const FIELD_SIZE: usize = 64;
+/// Of the name of a time zone.
+const ZONE_BYTES_SHOWN: usize = 40;
 
 /// How a type is laid out: a node in a batch says its length, then come its buffers, then its children.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Walk {
     fn field(&mut self, table: Table<'_>, depth: usize) -> Result<(Field, Layout), Broken> {
         let name = table.text(0)?;
         self.take(FIELD_SIZE + name.len())?;
-        if depth >= DEPTH_MAX {
+        if depth >= SCHEMA_DEPTH_MAX {
             return Err("its schema is too deep");
         }
         let (mut fields, mut children) = (Vec::new(), Vec::new());
@@ -110,7 +110,7 @@ pub(super) fn schema(table: Table<'_>) -> Result<(Schema, Vec<Layout>), Broken> 
 fn int(table: Table<'_>) -> Result<Number, Broken> {
     match table.int(0, 0)? {
         bits @ (8 | 16 | 32 | 64) => Ok(Number::Int { bits: bits as u8, signed: table.byte(1)? != 0 }),
-        _ => Err("a type of whole numbers has no known size"),
+        _ => Err("unsupported integer width"),
     }
 }
 
@@ -128,7 +128,7 @@ fn size(size: i32) -> Result<usize, Broken> {
 }
 
 fn only_child(fields: Vec<Field>) -> Result<Box<Field>, Broken> {
-    let [item] = <[Field; 1]>::try_from(fields).map_err(|_| "a list has not one type of items")?;
+    let [item] = <[Field; 1]>::try_from(fields).map_err(|_| "a list must have exactly one child")?;
     Ok(Box::new(item))
 }
 
@@ -145,7 +145,7 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
                 0 => 16,
                 1 => 32,
                 2 => 64,
-                _ => return Err("a type of real numbers has no known size"),
+                _ => return Err("unsupported floating-point width"),
             };
             (Kind::Number(Number::Float { bits }), Form::Plain)
         }
@@ -162,8 +162,9 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
             return named(format!("Time{bits}({})", time_unit(unit)), Form::Plain);
         }
         10 => {
-            let (unit, zone) = (time_unit(about()?.short(0, 0)?), about()?.text(1)?);
-            let zone = zone.chars().take(40).collect::<String>();
+            // Many fields can share one long zone: only its beginning is read.
+            let (unit, zone) = (time_unit(about()?.short(0, 0)?), about()?.structs::<1>(1)?.as_flattened());
+            let zone = String::from_utf8_lossy(&zone[..zone.len().min(ZONE_BYTES_SHOWN)]);
             let name =
                 if zone.is_empty() { format!("Timestamp({unit})") } else { format!("Timestamp({unit}, {zone:?})") };
             return named(name, Form::Plain);
@@ -172,7 +173,8 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
             let unit = ["YearMonth", "DayTime", "MonthDayNano"].get(about()?.short(0, 0)? as usize);
             return named(format!("Interval({})", unit.copied().unwrap_or("?")), Form::Plain);
         }
-        18 => return named(format!("Duration({})", time_unit(about()?.short(0, 1)?)), Form::Plain),
+        // Of a duration Parquet files have only the number: both are read so.
+        18 => (Kind::Number(Number::Int { bits: 64, signed: true }), Form::Plain),
         12 => (Kind::List(only_child(children)?), Form::List { large: false }),
         21 => (Kind::List(only_child(children)?), Form::List { large: true }),
         25 => return named("ListView".into(), Form::ListView),
@@ -190,7 +192,7 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
         22 => return named("RunEndEncoded".into(), Form::Runs),
         23 => (Kind::Bytes, Form::Views),
         24 => (Kind::Text, Form::Views),
-        _ => return Err("a field has a type of no known number"),
+        _ => return Err("unknown type of a field"),
     })
 }
 
@@ -224,11 +226,28 @@ mod tests {
     }
 
     #[test]
+    fn of_a_long_time_zone_only_the_beginning_is_read() {
+        // The vtable of a field of type 10 and its table; that of the type, with a zone, and its table.
+        let mut bytes = Vec::new();
+        bytes.extend(16_u32.to_le_bytes());
+        bytes.extend([12_u16, 12, 0, 0, 4, 8].iter().flat_map(|word| word.to_le_bytes()));
+        bytes.extend(12_i32.to_le_bytes());
+        bytes.extend([10, 0, 0, 0]);
+        bytes.extend(12_u32.to_le_bytes());
+        bytes.extend([8_u16, 8, 0, 4].iter().flat_map(|word| word.to_le_bytes()));
+        bytes.extend([8_u32, 4, 1 << 20].iter().flat_map(|word| word.to_le_bytes()));
+        // What follows is no text.
+        bytes.extend([vec![b'A'; ZONE_BYTES_SHOWN], vec![0xFF; (1 << 20) - ZONE_BYTES_SHOWN]].concat());
+        let (kind, _) = kind(Table::root(&bytes).unwrap(), Vec::new()).unwrap();
+        assert_eq!(kind.to_string(), format!("Timestamp(s, \"{}\")", "A".repeat(ZONE_BYTES_SHOWN)));
+    }
+
+    #[test]
     fn fields_that_share_their_children_are_bounded() {
         let (few, _) = schema(Table::root(&shared(3)).unwrap()).unwrap();
         let name = "Struct(\"\": non-null Struct(\"\": non-null Struct(), \"\": non-null Struct()), ";
         assert!(few.fields[0].kind.to_string().starts_with(name), "{}", few.fields[0].kind);
         assert_eq!(schema(Table::root(&shared(40)).unwrap()).err(), Some("its schema is too large"));
-        assert_eq!(schema(Table::root(&shared(DEPTH_MAX + 1)).unwrap()).err(), Some("its schema is too deep"));
+        assert_eq!(schema(Table::root(&shared(SCHEMA_DEPTH_MAX + 1)).unwrap()).err(), Some("its schema is too deep"));
     }
 }
