@@ -2,6 +2,7 @@
 //! ([`crate::units`]), and records are its rows.
 
 mod arrow;
+mod budget;
 mod columns;
 mod leaf;
 mod levels;
@@ -179,7 +180,7 @@ impl ParquetFile {
         let rows = usize::try_from(metadata.num_rows()).unwrap_or(0);
         let (mut claims, mut paths) = (Claims::default(), Vec::new());
         for column in &columns.columns {
-            let path = self.paths.get(column.place).and_then(Option::as_ref);
+            let path = self.paths.get(column.index).and_then(Option::as_ref);
             let path = path.filter(|path| path.leaf < metadata.num_columns());
             let path = path.ok_or_else(|| self.group_error(group, &"a column is missing"))?;
             let chunk = metadata.column(path.leaf);
@@ -362,14 +363,14 @@ fn same_columns(
     file: &DataFile,
     settings: &Settings,
 ) -> Result<(), OpenError> {
-    let here = TableColumns::of_schema(schema, settings)?;
+    let other = TableColumns::of_schema(schema, settings)?;
     let same = |column: usize| {
-        let (a, b) = (first.records.get(column), here.records.get(column));
-        matches!((a, b), (Some(a), Some(b)) if a == b) && first.columns[column].place == here.columns[column].place
+        let (a, b) = (first.records.get(column), other.records.get(column));
+        matches!((a, b), (Some(a), Some(b)) if a == b) && first.columns[column].index == other.columns[column].index
     };
-    let count = first.records.len().max(here.records.len());
+    let count = first.records.len().max(other.records.len());
     let Some(differs) = (0..count).find(|column| !same(*column)) else { return Ok(()) };
-    let name = first.records.get(differs).or(here.records.get(differs)).map_or("", |column| &column.name);
+    let name = first.records.get(differs).or(other.records.get(differs)).map_or("", |column| &column.name);
     let message = format!("its column \"{name}\" is not the one of {}", first_path.display());
     Err(ReadError::new(message, "files that are read together need the same columns in the same order")
         .in_file(&file.path)

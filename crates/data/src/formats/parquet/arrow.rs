@@ -6,7 +6,7 @@ mod flatbuffer;
 mod message;
 mod schema;
 
-use super::columns::{TableColumns, decode_error};
+use super::columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
 use super::table::{Column, Field, Kind, Schema};
 use super::{TableFile, TableReader, push_rows};
 use crate::error::ReadError;
@@ -70,7 +70,7 @@ impl ArrowFile {
     fn read_dictionary(&mut self, block: &Block, bytes: &Bytes) -> Result<(), String> {
         let message = message(bytes)?;
         message.check_version()?;
-        let dictionary = message.about(Header::DictionaryBatch).ok_or("it is another message")?;
+        let dictionary = message.header(Header::DictionaryBatch).ok_or("it is another message")?;
         let id = dictionary.long(0)?;
         let needs = |(field, layout): (&Field, &'_ Layout)| match (&field.kind, &layout.form) {
             (Kind::Dictionary(_, kind), Form::Dictionary { id: own, values }) if *own == id && **kind == Kind::Text => {
@@ -106,15 +106,15 @@ impl ArrowFile {
     fn decode(&self, block: &Block, bytes: &Bytes, columns: &TableColumns) -> Result<(Vec<Column>, usize), String> {
         let message = message(bytes)?;
         message.check_version()?;
-        let batch = message.about(Header::RecordBatch).ok_or("it is another message")?;
+        let batch = message.header(Header::RecordBatch).ok_or("it is another message")?;
         let rows = usize::try_from(batch.long(0)?).map_err(|_| "it has a negative number of rows")?;
         let mut reader = BatchReader::new(batch, message.version, body(block, bytes)?, &self.dictionaries)?;
         let mut decoded = Vec::new();
-        for (place, (field, layout)) in self.schema.fields.iter().zip(&self.layouts).enumerate() {
+        for (index, (field, layout)) in self.schema.fields.iter().zip(&self.layouts).enumerate() {
             // The columns that are read stand in the order of the schema.
             match columns.columns.get(decoded.len()) {
                 None => break,
-                Some(column) if column.place == place => decoded.push(reader.column(&field.kind, layout)?),
+                Some(column) if column.index == index => decoded.push(reader.column(&field.kind, layout)?),
                 Some(_) => reader.skip(layout)?,
             }
         }
@@ -148,17 +148,17 @@ impl Decode for Batches {
     }
 }
 
+/// Completes the kinds of the columns from the first rows.
 fn look_at_first(files: &[ArrowFile], columns: &mut TableColumns) -> Result<(), ReadError> {
-    if !columns.need_values() {
-        return Ok(());
-    }
+    let mut looked_at = 0;
     for file in files {
         for number in 0..file.batches.len() {
-            let (batch, rows) = file.batch(number, columns)?;
-            if rows > 0 {
-                columns.look_at(&batch);
+            if !columns.need_values() || looked_at >= ROWS_LOOKED_AT {
                 return Ok(());
             }
+            let (batch, rows) = file.batch(number, columns)?;
+            columns.look_at(&batch);
+            looked_at += rows;
         }
     }
     Ok(())
@@ -180,9 +180,9 @@ impl TableFile for ArrowFile {
 
 fn reader(files: Vec<ArrowFile>, mut columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
     let (mut units, mut unit_rows) = (Vec::new(), Vec::new());
-    for (place, file) in files.iter().enumerate() {
+    for (at, file) in files.iter().enumerate() {
         for (number, block) in file.batches.iter().enumerate() {
-            units.push((place, number));
+            units.push((at, number));
             unit_rows.push(guarded(file.contents.path(), || rows(&file.contents, block))?);
         }
     }

@@ -29,8 +29,8 @@ enum Content {
 /// A column that is read.
 #[derive(Clone, Debug)]
 pub(super) struct TableColumn {
-    /// Its place in the file's schema.
-    pub place: usize,
+    /// Its index in the file's schema.
+    pub index: usize,
     content: Content,
     /// Whether its kind is known: the schema or a value has told it.
     is_known: bool,
@@ -78,7 +78,7 @@ impl TableColumns {
     pub fn of_schema(schema: &Schema, settings: &Settings) -> Result<Self, SettingError> {
         let classes = class_names(&schema.metadata);
         let mut all = Self { columns: Vec::new(), records: Vec::new() };
-        for (place, field) in schema.fields.iter().enumerate() {
+        for (index, field) in schema.fields.iter().enumerate() {
             let Some(content) = content(&field.kind) else {
                 if chosen(settings, &field.name) == Some(false) {
                     continue;
@@ -103,7 +103,7 @@ impl TableColumns {
                 (Content::ImageStruct, _) => RecordKind::Image,
             };
             let is_known = !matches!(content, Content::Lists(_) | Content::Bytes);
-            all.columns.push(TableColumn { place, content, is_known });
+            all.columns.push(TableColumn { index, content, is_known });
             all.records.push(RecordColumn { name: field.name.clone(), kind });
         }
         if all.columns.is_empty() {

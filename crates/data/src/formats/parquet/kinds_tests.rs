@@ -65,9 +65,9 @@ fn open_column(name: &str, column: &str) -> TableReader {
     let contents = DataFile::at(&path(name)).unwrap().contents(&settings).unwrap();
     let only = |schema: &Schema| {
         let mut columns = TableColumns::of_schema(schema, &settings).unwrap();
-        let place = columns.records.iter().position(|record| record.name == column).unwrap();
-        columns.columns = vec![columns.columns.swap_remove(place)];
-        columns.records = vec![columns.records.swap_remove(place)];
+        let index = columns.records.iter().position(|record| record.name == column).unwrap();
+        columns.columns = vec![columns.columns.swap_remove(index)];
+        columns.records = vec![columns.records.swap_remove(index)];
         columns
     };
     if name.ends_with(".parquet") {

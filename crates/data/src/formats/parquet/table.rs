@@ -61,7 +61,7 @@ pub(super) struct Schema {
 }
 
 impl Kind {
-    /// The place of `bytes` in a struct of `bytes` and `path`: how Hugging Face's `datasets` keeps images.
+    /// The index of `bytes` in a struct of `bytes` and `path`: how Hugging Face's `datasets` keeps images.
     pub fn image_bytes(&self) -> Option<usize> {
         let Self::Struct(fields) = self else { return None };
         let bytes = fields.iter().position(|field| field.name == "bytes")?;

@@ -202,7 +202,7 @@ pub(super) fn bytes(column: &Column, row: usize) -> Option<&[u8]> {
     }
 }
 
-/// Short values stand in the view itself; that of a long one has its first four bytes, its buffer and the place there.
+/// Short values stand in the view itself; that of a long one has its first four bytes, its buffer and the offset there.
 fn view<'c>(views: &'c [u8], buffers: &'c [bytes::Bytes], row: usize) -> Option<&'c [u8]> {
     const SHORT_BYTES_MAX: usize = 12;
     let view = views.as_chunks::<16>().0.get(row)?;

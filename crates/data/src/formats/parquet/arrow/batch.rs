@@ -36,7 +36,7 @@ pub(super) struct BatchReader<'a> {
     dictionaries: &'a Dictionaries,
 }
 
-/// A node's length and nulls, or a buffer's place and length.
+/// A node's length and nulls, or a buffer's offset and length.
 pub(super) fn pair(bytes: &[u8; 16]) -> (i64, i64) {
     let (words, _) = bytes.as_chunks::<8>();
     (i64::from_le_bytes(words[0]), i64::from_le_bytes(words[1]))
@@ -170,10 +170,10 @@ impl<'a> BatchReader<'a> {
                 Values::List(Offsets::Fixed(*size), Box::new(items))
             }
             (Form::Struct, Kind::Struct(fields)) => {
-                let place = kind.image_bytes().ok_or("a struct is expected to hold an image")?;
+                let index = kind.image_bytes().ok_or("a struct is expected to hold an image")?;
                 let mut bytes = None;
                 for (at, (field, child)) in fields.iter().zip(&layout.children).enumerate() {
-                    match at == place {
+                    match at == index {
                         true => bytes = Some(self.column(&field.kind, child)?),
                         false => self.skip(child)?,
                     }

@@ -32,7 +32,7 @@ pub(super) struct Messages {
     pub batches: Vec<Block>,
 }
 
-/// What a message is about, by the number in the format.
+/// The kind of a message's header, by the number in the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
     Schema,
@@ -45,7 +45,7 @@ pub(super) enum Header {
 pub(super) struct Message<'a> {
     pub version: i16,
     header: Header,
-    about: Option<Table<'a>>,
+    table: Option<Table<'a>>,
     body: i64,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Message<'a> {
             3 => Header::RecordBatch,
             other => Header::Other(other),
         };
-        Ok(Self { version: root.short(0, 0)?, header, about: root.table(2)?, body: root.long(3)? })
+        Ok(Self { version: root.short(0, 0)?, header, table: root.table(2)?, body: root.long(3)? })
     }
 
     /// What older versions say about buffers is laid out in another way. The footer's version does not count: libraries write
@@ -70,15 +70,15 @@ impl<'a> Message<'a> {
         }
     }
 
-    pub fn about(&self, header: Header) -> Option<Table<'a>> {
-        self.about.filter(|_| self.header == header)
+    pub fn header(&self, header: Header) -> Option<Table<'a>> {
+        self.table.filter(|_| self.header == header)
     }
 
     /// The batch of rows, or of a dictionary's values.
     fn batch(&self) -> Result<Option<Table<'a>>, Broken> {
-        match self.about(Header::DictionaryBatch) {
+        match self.header(Header::DictionaryBatch) {
             Some(dictionary) => dictionary.table(1),
-            None => Ok(self.about(Header::RecordBatch)),
+            None => Ok(self.header(Header::RecordBatch)),
         }
     }
 }
@@ -151,7 +151,7 @@ impl Messages {
             let block = Block { offset: offset as i64, meta, body: body as i64 };
             match (&mut found, message.header) {
                 (None, Header::Schema) => {
-                    let schema = message.about.map(schema);
+                    let schema = message.table.map(schema);
                     let schema = schema.ok_or_else(|| contents.damaged(offset, "a schema is expected here"))?;
                     let (schema, layouts) =
                         schema.map_err(|error| decode_error(contents.path(), "its schema cannot be read", error))?;
@@ -204,7 +204,7 @@ pub(super) fn read_block(contents: &Contents, block: &Block) -> Result<(Bytes, u
     let (Ok(offset), Ok(meta), Ok(body)) =
         (u64::try_from(block.offset), u64::try_from(block.meta), u64::try_from(block.body))
     else {
-        return Err(contents.damaged(0, "a message has a negative place or size"));
+        return Err(contents.damaged(0, "a message has a negative offset or size"));
     };
     let mut bytes = Vec::new();
     let len = meta.checked_add(body).unwrap_or(u64::MAX);
@@ -229,7 +229,7 @@ fn check_sizes(contents: &Contents, offset: u64, bytes: &[u8], meta: u64) -> Res
     let mut total = 0_u64;
     for buffer in batch.structs(2).map_err(damaged)?.iter().map(pair) {
         let (Ok(start), Ok(len)) = (usize::try_from(buffer.0), usize::try_from(buffer.1)) else {
-            return Err(damaged("a buffer has a negative place or size"));
+            return Err(damaged("a buffer has a negative offset or size"));
         };
         let end = start.checked_add(len).filter(|end| *end <= body.len());
         let end = end.ok_or_else(|| damaged("a buffer ends behind the message"))?;
@@ -255,7 +255,7 @@ pub(super) fn rows(contents: &Contents, block: &Block) -> Result<usize, ReadErro
     let meta = u64::try_from(block.meta).map_err(|_| damaged())?;
     let mut bytes = Vec::new();
     contents.read_into(offset, meta, &mut bytes)?;
-    let batch = message(&bytes).ok().and_then(|message| message.about(Header::RecordBatch));
+    let batch = message(&bytes).ok().and_then(|message| message.header(Header::RecordBatch));
     batch.and_then(|batch| usize::try_from(batch.long(0).ok()?).ok()).ok_or_else(damaged)
 }
 

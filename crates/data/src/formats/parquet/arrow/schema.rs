@@ -3,6 +3,7 @@
 
 use super::super::table::{Field, Kind, Number, SCHEMA_DEPTH_MAX, Schema};
 use super::flatbuffer::{Broken, Table};
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// What the fields of a schema may take together, at so much for each, and its names and metadata. Fields may share what they
@@ -123,6 +124,12 @@ fn time_unit(unit: i16) -> &'static str {
     }
 }
 
+/// The time zone of a timestamp. Many fields can share a long one: only its beginning is read.
+fn zone(timestamp: Table<'_>) -> Result<Cow<'_, str>, Broken> {
+    let zone = timestamp.structs::<1>(1)?.as_flattened();
+    Ok(String::from_utf8_lossy(&zone[..zone.len().min(ZONE_BYTES_SHOWN)]))
+}
+
 fn size(size: i32) -> Result<usize, Broken> {
     usize::try_from(size).map_err(|_| "a type has a negative size")
 }
@@ -135,13 +142,13 @@ fn only_child(fields: Vec<Field>) -> Result<Box<Field>, Broken> {
 /// The type of a field with these children.
 fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> {
     let named = |name: String, form: Form| Ok((Kind::Other(name), form));
-    let about = field.table(3)?;
-    let about = || about.ok_or("a field has no type");
+    let details = field.table(3)?;
+    let details = || details.ok_or("a field has no type");
     Ok(match field.byte(2)? {
         1 => (Kind::Other("Null".into()), Form::Null),
-        2 => (Kind::Number(int(about()?)?), Form::Plain),
+        2 => (Kind::Number(int(details()?)?), Form::Plain),
         3 => {
-            let bits = match about()?.short(0, 0)? {
+            let bits = match details()?.short(0, 0)? {
                 0 => 16,
                 1 => 32,
                 2 => 64,
@@ -153,24 +160,22 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
         5 => (Kind::Text, Form::Joined { large: false }),
         6 => (Kind::Bool, Form::Plain),
         7 => {
-            let (precision, scale, bits) = (about()?.int(0, 0)?, about()?.int(1, 0)?, about()?.int(2, 128)?);
+            let (precision, scale, bits) = (details()?.int(0, 0)?, details()?.int(1, 0)?, details()?.int(2, 128)?);
             return named(format!("Decimal{bits}({precision}, {scale})"), Form::Plain);
         }
-        8 => return named(if about()?.short(0, 1)? == 0 { "Date32" } else { "Date64" }.into(), Form::Plain),
+        8 => return named(if details()?.short(0, 1)? == 0 { "Date32" } else { "Date64" }.into(), Form::Plain),
         9 => {
-            let (unit, bits) = (about()?.short(0, 1)?, about()?.int(1, 32)?);
+            let (unit, bits) = (details()?.short(0, 1)?, details()?.int(1, 32)?);
             return named(format!("Time{bits}({})", time_unit(unit)), Form::Plain);
         }
         10 => {
-            // Many fields can share one long zone: only its beginning is read.
-            let (unit, zone) = (time_unit(about()?.short(0, 0)?), about()?.structs::<1>(1)?.as_flattened());
-            let zone = String::from_utf8_lossy(&zone[..zone.len().min(ZONE_BYTES_SHOWN)]);
+            let (unit, zone) = (time_unit(details()?.short(0, 0)?), zone(details()?)?);
             let name =
                 if zone.is_empty() { format!("Timestamp({unit})") } else { format!("Timestamp({unit}, {zone:?})") };
             return named(name, Form::Plain);
         }
         11 => {
-            let unit = ["YearMonth", "DayTime", "MonthDayNano"].get(about()?.short(0, 0)? as usize);
+            let unit = ["YearMonth", "DayTime", "MonthDayNano"].get(details()?.short(0, 0)? as usize);
             return named(format!("Interval({})", unit.copied().unwrap_or("?")), Form::Plain);
         }
         // Of a duration Parquet files have only the number: both are read so.
@@ -179,14 +184,14 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
         21 => (Kind::List(only_child(children)?), Form::List { large: true }),
         25 => return named("ListView".into(), Form::ListView),
         26 => return named("LargeListView".into(), Form::ListView),
-        16 => (Kind::FixedList(only_child(children)?, size(about()?.int(0, 0)?)?), Form::FixedList),
+        16 => (Kind::FixedList(only_child(children)?, size(details()?.int(0, 0)?)?), Form::FixedList),
         17 => return named("Map".into(), Form::List { large: false }),
         13 => (Kind::Struct(children), Form::Struct),
         14 => {
-            let dense = about()?.short(0, 0)? == 1;
+            let dense = details()?.short(0, 0)? == 1;
             return named(format!("Union({})", if dense { "Dense" } else { "Sparse" }), Form::Union { dense });
         }
-        15 => (Kind::FixedBytes(size(about()?.int(0, 0)?)?), Form::Plain),
+        15 => (Kind::FixedBytes(size(details()?.int(0, 0)?)?), Form::Plain),
         19 => (Kind::Bytes, Form::Joined { large: true }),
         20 => (Kind::Text, Form::Joined { large: true }),
         22 => return named("RunEndEncoded".into(), Form::Runs),
