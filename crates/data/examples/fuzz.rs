@@ -12,6 +12,7 @@
 mod fuzz;
 
 use fuzz::corpus::{Corpus, find};
+use fuzz::hostile::bound_memory;
 use fuzz::{Bench, Outcome};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -20,8 +21,6 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 const INPUT_TIME_MAX: Duration = Duration::from_secs(10);
-/// Address space of the child, its own needs included.
-const MEMORY_BYTES_MAX: u64 = 2 << 30;
 const FINDINGS_MAX: usize = 20;
 
 struct Arguments {
@@ -60,12 +59,6 @@ fn corpora(format: Option<&str>) -> Vec<Corpus> {
 /// A directory in memory, if there is one: a million files are written.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
-}
-
-fn bound_memory() {
-    let limit = libc::rlimit { rlim_cur: MEMORY_BYTES_MAX, rlim_max: MEMORY_BYTES_MAX };
-    // SAFETY: the call reads the struct and changes nothing of this process but its limit.
-    unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
 }
 
 /// Reads inputs, and says on standard output what it found.

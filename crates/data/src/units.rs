@@ -153,6 +153,11 @@ impl Rows {
         self.ends.extend_from_slice(&(self.open.len() as u64).to_le_bytes());
     }
 
+    /// Bytes of the rows that are in no block yet.
+    pub fn open_bytes(&self) -> u64 {
+        self.open.len() as u64
+    }
+
     /// The rows so far become a block. To be called after every batch.
     pub fn end_block(&mut self) -> Result<(), ReadError> {
         let rows = self.ends.len() / 8;
@@ -297,6 +302,12 @@ impl Units {
         drop(state);
         self.evict(number)?;
         Ok(blocks)
+    }
+
+    /// Bytes of the blocks of a unit.
+    #[cfg(test)]
+    pub fn block_bytes(&self, number: usize) -> Result<Vec<u64>, ReadError> {
+        Ok(self.blocks(number)?.iter().map(|block| block.bytes).collect())
     }
 
     fn decode(&self, number: usize) -> Result<(Vec<Block>, usize), ReadError> {

@@ -2,12 +2,14 @@
 //! ([`crate::units`]), and records are its rows.
 
 mod arrow;
+mod budget;
 mod columns;
 mod leaf;
 mod levels;
 mod pages;
 mod schema;
 mod table;
+mod thrift;
 mod values;
 
 use crate::error::ReadError;
@@ -23,7 +25,8 @@ use bytes::Bytes;
 use columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
 use kolo_graph::settings::Settings;
 use leaf::LeafReader;
-use schema::Root;
+use pages::Claims;
+use schema::ColumnPath;
 use std::io::{self, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
@@ -35,13 +38,15 @@ pub const FORMAT: Format = Format {
     doc: "Parquet tables; records are rows",
     extensions: &["parquet", "pq"],
     sniff: |_, head| head.starts_with(b"PAR1"),
-    open,
+    open: open::<ParquetFile>,
 };
 pub const ARROW: Format = arrow::FORMAT;
 
 /// What a batch of rows should take, decoded.
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ROWS_MAX: u64 = 4096;
+/// What a number takes in a row.
+const NUMBER_BYTES: u64 = 9;
 
 /// Rows of a table, of Parquet or Arrow.
 #[derive(Debug)]
@@ -108,23 +113,51 @@ impl ChunkReader for Chunks {
     }
 }
 
+/// The metadata at the end of a file, as they stand there.
+struct Footer {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl Footer {
+    fn read(contents: &Contents) -> Result<Self, ReadError> {
+        let mut end = [0; 8];
+        let at =
+            contents.bytes().checked_sub(8).ok_or_else(|| contents.damaged(0, "a Parquet file is expected here"))?;
+        contents.read_at(at, &mut end)?;
+        let [a, b, c, d, magic @ ..] = end;
+        if &magic != b"PAR1" {
+            return Err(contents.damaged(at + 4, "a Parquet file ends with `PAR1`"));
+        }
+        let len = u64::from(u32::from_le_bytes([a, b, c, d]));
+        let offset = at.checked_sub(len).ok_or_else(|| contents.damaged(at, "the footer is longer than the file"))?;
+        let mut bytes = Vec::new();
+        contents.read_into(offset, len, &mut bytes)?;
+        Ok(Self { offset, bytes })
+    }
+}
+
 /// One open file.
 #[derive(Clone, Debug)]
 struct ParquetFile {
     chunks: Chunks,
     metadata: Arc<ParquetMetaData>,
     schema: Schema,
-    roots: Vec<Root>,
+    /// Of each column of the schema, if it can be read.
+    paths: Vec<Option<ColumnPath>>,
 }
 
 impl ParquetFile {
     fn open(contents: Contents) -> Result<Self, ReadError> {
         let path = contents.path().to_owned();
         let chunks = Chunks(contents);
-        let metadata = ParquetMetaDataReader::new().parse_and_finish(&chunks);
-        let metadata = metadata.map_err(|error| decode_error(&path, "its footer cannot be read", error))?;
-        let (schema, roots) = schema::schema(metadata.file_metadata());
-        Ok(Self { chunks, metadata: Arc::new(metadata), schema, roots })
+        let footer = Footer::read(&chunks.0)?;
+        let failed =
+            |error: &dyn std::fmt::Display| decode_error(&path, "its footer cannot be read", error).at(footer.offset);
+        thrift::check_schema(&footer.bytes).map_err(|error| failed(&error))?;
+        let metadata = ParquetMetaDataReader::decode_metadata(&footer.bytes).map_err(|error| failed(&error))?;
+        let (schema, paths) = schema::schema(metadata.file_metadata());
+        Ok(Self { chunks, metadata: Arc::new(metadata), schema, paths })
     }
 
     fn path(&self) -> &Path {
@@ -141,6 +174,31 @@ impl ParquetFile {
         rows.collect()
     }
 
+    /// Readers of the columns, and how many rows they should read at once.
+    fn readers(&self, group: usize, columns: &TableColumns) -> Result<(Vec<LeafReader<'_>>, usize), ReadError> {
+        let metadata = self.metadata.row_group(group);
+        let rows = usize::try_from(metadata.num_rows()).unwrap_or(0);
+        let (mut claims, mut paths) = (Claims::default(), Vec::new());
+        for column in &columns.columns {
+            let path = self.paths.get(column.index).and_then(Option::as_ref);
+            let path = path.filter(|path| path.leaf < metadata.num_columns());
+            let path = path.ok_or_else(|| self.group_error(group, &"a column is missing"))?;
+            let chunk = metadata.column(path.leaf);
+            paths.push((path, chunk, pages::check(&self.chunks.0, chunk, &mut claims)?));
+        }
+        let budget = claims.budget();
+        let readers = paths.into_iter().map(|(path, chunk, offsets)| {
+            let reader = LeafReader::new(&self.chunks, chunk, offsets, rows, path, &budget);
+            reader.map_err(|error| self.group_error(group, &error))
+        });
+        let row_bytes = (claims.bytes / (rows as u64).max(1)).max(claims.row_bytes).max(1);
+        Ok((readers.collect::<Result<_, _>>()?, (BATCH_BYTES / row_bytes).clamp(1, BATCH_ROWS_MAX) as usize))
+    }
+
+    fn group_error(&self, group: usize, error: &dyn std::fmt::Display) -> ReadError {
+        decode_error(self.path(), &format!("row group {group} cannot be decoded"), error)
+    }
+
     /// Hands the batches of a row group to `each`, with the columns that are read only; stops when it says so.
     fn batches(
         &self,
@@ -148,27 +206,10 @@ impl ParquetFile {
         columns: &TableColumns,
         each: &mut dyn FnMut(&[Column]) -> Result<bool, ReadError>,
     ) -> Result<(), ReadError> {
-        let failed = |error: &dyn std::fmt::Display| {
-            decode_error(self.path(), &format!("row group {group} cannot be decoded"), error)
-        };
-        let metadata = self.metadata.row_group(group);
-        let rows = usize::try_from(metadata.num_rows()).unwrap_or(0);
-        let (mut bytes, mut readers) = (0, Vec::new());
-        for column in &columns.columns {
-            let root = self.roots.get(column.place).ok_or_else(|| failed(&"a column is missing"))?;
-            let chunks = metadata.columns().get(root.leaves.clone()).ok_or_else(|| failed(&"a column is missing"))?;
-            for chunk in chunks {
-                bytes += pages::check(&self.chunks.0, chunk)?;
-            }
-            let path = root.path.as_ref().ok_or_else(|| failed(&"the type of a column cannot be read"))?;
-            let reader = LeafReader::new(&self.chunks, metadata.column(path.leaf), rows, path);
-            readers.push(reader.map_err(|error| failed(&error))?);
-        }
-        let row_bytes = bytes / (rows as u64).max(1);
-        let batch_rows = (BATCH_BYTES / row_bytes.max(1)).clamp(1, BATCH_ROWS_MAX) as usize;
+        let (mut readers, batch_rows) = self.readers(group, columns)?;
         loop {
             let batch: Result<Vec<Column>, String> = readers.iter_mut().map(|reader| reader.read(batch_rows)).collect();
-            let batch = batch.map_err(|error| failed(&error))?;
+            let batch = batch.map_err(|error| self.group_error(group, &error))?;
             let rows = batch.first().map_or(0, |column| column.len);
             if let Some(at) = batch.iter().position(|column| column.len != rows) {
                 let (names, other) = (&columns.records, batch[at].len);
@@ -176,7 +217,7 @@ impl ParquetFile {
                     "its columns have different numbers of rows: \"{}\" has {rows}, \"{}\" has {other}",
                     names[0].name, names[at].name
                 );
-                return Err(failed(&message));
+                return Err(self.group_error(group, &message));
             }
             if rows == 0 || !each(&batch)? {
                 return Ok(());
@@ -194,8 +235,18 @@ struct Groups {
     columns: TableColumns,
 }
 
-/// Puts rows of a batch, given by the columns that are read, behind those before.
-fn push_rows(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out: &mut Rows) -> Result<(), ReadError> {
+/// Puts all rows of a batch, given by the columns that are read, behind those before, in blocks of bounded size.
+fn push_rows(columns: &TableColumns, batch: &[Column], out: &mut Rows) -> Result<(), ReadError> {
+    let rows = batch.first().map_or(0, |column| column.len);
+    let row_bytes = NUMBER_BYTES * batch.len().max(1) as u64;
+    let block_rows = (BATCH_BYTES / row_bytes).clamp(1, BATCH_ROWS_MAX) as usize;
+    for start in (0..rows).step_by(block_rows) {
+        push_block(columns, batch, start..rows.min(start + block_rows), out)?;
+    }
+    Ok(())
+}
+
+fn push_block(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out: &mut Rows) -> Result<(), ReadError> {
     // Most tables hold numbers only: column after column is much faster than cell after cell.
     if let Some(numbers) = columns.all_numbers(batch, &rows) {
         out.push_table(&numbers, rows.len());
@@ -206,6 +257,10 @@ fn push_rows(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out: 
         match columns.read(batch, row, &mut record) {
             Ok(()) => out.push(&record),
             Err(message) => out.push_broken(&message),
+        }
+        // Rows that share a long text take more than their batch does.
+        if out.open_bytes() >= BATCH_BYTES {
+            out.end_block()?;
         }
     }
     out.end_block()
@@ -220,10 +275,7 @@ impl Decode for Groups {
         let (file, group) = self.units[unit];
         let file = &self.files[file];
         guarded(file.path(), || {
-            file.batches(group, &self.columns, &mut |batch| {
-                let rows = batch.first().map_or(0, |column| column.len);
-                push_rows(&self.columns, batch, 0..rows, out).map(|()| true)
-            })
+            file.batches(group, &self.columns, &mut |batch| push_rows(&self.columns, batch, out).map(|()| true))
         })
     }
 }
@@ -239,30 +291,52 @@ fn look_at_first(files: &[ParquetFile], columns: &mut TableColumns) -> Result<()
     let before = columns.clone();
     file.batches(group, &before, &mut |batch| {
         looked_at += batch.first().map_or(0, |column| column.len);
-        let looked = columns.look_at(batch);
-        looked.map_err(|error| decode_error(file.path(), "the first record cannot be read", error))?;
-        let complete = batch.iter().all(|column| (0..column.len).any(|row| !column.is_null(row)));
-        Ok(!complete && looked_at < ROWS_LOOKED_AT)
+        columns.look_at(batch);
+        Ok(columns.need_values() && looked_at < ROWS_LOOKED_AT)
     })
 }
 
-fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+/// An open file with a table.
+trait TableFile: Sized {
+    fn open(contents: Contents) -> Result<Self, ReadError>;
+
+    fn schema(&self) -> &Schema;
+
+    /// Reads these columns of the files.
+    fn reader(files: Vec<Self>, columns: TableColumns, budget: usize) -> Result<TableReader, ReadError>;
+}
+
+impl TableFile for ParquetFile {
+    fn open(contents: Contents) -> Result<Self, ReadError> {
+        Self::open(contents)
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    fn reader(files: Vec<Self>, columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
+        reader(files, columns, budget)
+    }
+}
+
+/// Opens files that are one table together.
+fn open<F: TableFile>(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let budget = settings.count("decoded_max", DECODED_BYTES_MAX, 0)?;
-    let mut opened: Vec<ParquetFile> = Vec::new();
-    let mut columns: Option<TableColumns> = None;
+    let (mut opened, mut columns) = (Vec::new(), None);
     for file in files {
         let contents = file.contents(settings)?;
-        let parquet = guarded(&file.path, || ParquetFile::open(contents))?;
+        let table = guarded(&file.path, || F::open(contents))?;
         match &columns {
-            None => columns = Some(TableColumns::of_schema(&parquet.schema, settings)?),
-            Some(columns) => same_columns(columns, &files[0].path, &parquet.schema, file, settings)?,
+            None => columns = Some(TableColumns::of_schema(table.schema(), settings)?),
+            Some(columns) => same_columns(columns, &files[0].path, table.schema(), file, settings)?,
         }
-        opened.push(parquet);
+        opened.push(table);
     }
     let Some(columns) = columns else {
         return Err(settings.wrong("source", "names no file", "name a file or a pattern").into());
     };
-    Ok(Box::new(reader(opened, columns, budget)?))
+    Ok(Box::new(F::reader(opened, columns, budget)?))
 }
 
 /// Reads these columns of the files.
@@ -289,14 +363,14 @@ fn same_columns(
     file: &DataFile,
     settings: &Settings,
 ) -> Result<(), OpenError> {
-    let here = TableColumns::of_schema(schema, settings)?;
+    let other = TableColumns::of_schema(schema, settings)?;
     let same = |column: usize| {
-        let (a, b) = (first.records.get(column), here.records.get(column));
-        matches!((a, b), (Some(a), Some(b)) if a == b) && first.columns[column].place == here.columns[column].place
+        let (a, b) = (first.records.get(column), other.records.get(column));
+        matches!((a, b), (Some(a), Some(b)) if a == b) && first.columns[column].index == other.columns[column].index
     };
-    let count = first.records.len().max(here.records.len());
+    let count = first.records.len().max(other.records.len());
     let Some(differs) = (0..count).find(|column| !same(*column)) else { return Ok(()) };
-    let name = first.records.get(differs).or(here.records.get(differs)).map_or("", |column| &column.name);
+    let name = first.records.get(differs).or(other.records.get(differs)).map_or("", |column| &column.name);
     let message = format!("its column \"{name}\" is not the one of {}", first_path.display());
     Err(ReadError::new(message, "files that are read together need the same columns in the same order")
         .in_file(&file.path)

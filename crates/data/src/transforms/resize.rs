@@ -1,6 +1,6 @@
 //! `resize`: images of another size, by convolution with a filter as wide as the reduction asks for.
 //!
-//! [`crate::resample`] does the work, in whole numbers: the bytes are those of Pillow, whatever vectors the processor has.
+//! [`crate::resample`] does the work, in whole numbers: the bytes are those of Pillow, and the size that of torchvision.
 
 use crate::error::ReadError;
 use crate::format::OpenError;
@@ -46,7 +46,8 @@ impl Resize {
     fn size_of(&self, height: usize, width: usize) -> (usize, usize) {
         let Some(fixed) = self.width else {
             let short = height.min(width).max(1);
-            let longer = |side: usize| (side * self.height + short / 2) / short;
+            // As torchvision: the fraction is dropped.
+            let longer = |side: usize| side * self.height / short;
             return if height <= width { (self.height, longer(width)) } else { (longer(height), self.height) };
         };
         (self.height, fixed)
@@ -95,8 +96,10 @@ mod tests {
         };
         let pair = Setting::List(vec![Setting::Int(8), Setting::Int(5)]);
         assert_eq!(size(&[("size", pair)], 20, 30), (8, 5));
-        assert_eq!(size(&[("size", Setting::Int(10))], 20, 31), (10, 16));
-        assert_eq!(size(&[("size", Setting::Int(10)), ("filter", text("nearest"))], 31, 20), (16, 10));
+        assert_eq!(size(&[("size", Setting::Int(10))], 20, 31), (10, 15));
+        assert_eq!(size(&[("size", Setting::Int(10)), ("filter", text("nearest"))], 31, 20), (15, 10));
+        // 383.7, as `torchvision.transforms.Resize(256)` has it.
+        assert_eq!(size(&[("size", Setting::Int(256))], 427, 640), (256, 383));
         let (mut form, _) = image(3, 4, 4);
         assert!(
             made(&[("kind", text("resize"))], &mut form, &Few::default())

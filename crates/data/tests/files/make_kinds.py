@@ -179,8 +179,34 @@ def write_arrow():
             writer.write_batch(pa.record_batch([pa.DictionaryArray.from_arrays(keys, words)], schema=schema))
 
 
+def write_odd():
+    """Arrow files that are whole, but seldom."""
+    words = pa.schema([("word", pa.dictionary(pa.int8(), pa.string()))])
+
+    def batch(keys, values):
+        array = pa.DictionaryArray.from_arrays(pa.array(keys, pa.int8()), pa.array(values))
+        return pa.record_batch([array], schema=words)
+
+    # A null among the words, beside a null among the keys.
+    with pa.OSFile("null_word.arrow", "wb") as sink, pa.ipc.new_file(sink, words) as writer:
+        writer.write_batch(batch([0, 1, 2, None], ["a", None, "c"]))
+    # A stream that replaces its dictionary.
+    with pa.OSFile("replaced.arrows", "wb") as sink, pa.ipc.new_stream(sink, words) as writer:
+        writer.write_batch(batch([0, 1], ["a", "b"]))
+        writer.write_batch(batch([0, 1], ["c", "d"]))
+    # Lists of lists that begin with an empty one, and durations.
+    table = pa.table({
+        "hollow": pa.array([[], None, [[1, 2]], [[3, 4]]], pa.list_(pa.list_(pa.int32()))),
+        "duration": pa.array([1, -2, None, 4], pa.duration("ms")),
+    })
+    pq.write_table(table, "hollow.parquet", compression="none", write_statistics=False)
+    with pa.OSFile("hollow.arrow", "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
 if __name__ == "__main__":
     os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__)))
     write_expected()
     write_parquet()
     write_arrow()
+    write_odd()

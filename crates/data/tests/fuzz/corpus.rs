@@ -1,5 +1,6 @@
 //! The test files of every format, and seeded damage to them.
 
+use super::hostile;
 use kolo_data::files::{DataFile, Packing};
 use kolo_data::format::{FORMATS, Format, choose};
 use kolo_graph::settings::Settings;
@@ -49,10 +50,16 @@ pub struct Corpus {
     pub samples: Vec<Sample>,
 }
 
-/// Finds the test files of all formats below `directory`.
+/// Finds the test files of all formats below `directory`, and adds those that claim huge things.
 pub fn find(directory: &Path) -> Vec<Corpus> {
     let mut corpora: Vec<Corpus> = FORMATS.iter().map(|format| Corpus { format, samples: Vec::new() }).collect();
     collect(directory, 0, &mut corpora);
+    for file in hostile::files() {
+        let name = PathBuf::from(file.name);
+        let corpus = corpora.iter_mut().find(|corpus| corpus.format.name == file.format);
+        let sample = Sample { source: name.clone(), files: vec![(name, file.bytes)] };
+        corpus.into_iter().for_each(|corpus| corpus.samples.push(sample.clone()));
+    }
     corpora
 }
 

@@ -1,6 +1,8 @@
 //! Reads damaged files with every reader: each must give records or errors that name the file, in bounded time and memory.
 
 pub mod corpus;
+#[allow(dead_code, reason = "not every program looks at the messages")]
+pub mod hostile;
 
 use corpus::{Corpus, Random, Sample};
 use kolo_data::ReadError;

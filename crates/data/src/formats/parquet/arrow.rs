@@ -1,22 +1,21 @@
 //! Arrow files: the IPC file format, which is also Feather's second version, and the stream format. Record batches are the
-//! units; their places come from the footer, or from a walk over the messages of a stream.
+//! units; their offsets come from the footer, or from a walk over the messages of a stream.
 
 mod batch;
 mod flatbuffer;
 mod message;
 mod schema;
 
-use super::columns::{TableColumns, decode_error};
+use super::columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
 use super::table::{Column, Field, Kind, Schema};
-use super::{TableReader, push_rows, same_columns};
+use super::{TableFile, TableReader, push_rows};
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
-use crate::format::{Format, OpenedFiles};
+use crate::files::Contents;
+use crate::format::Format;
 use crate::guard::guarded;
-use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
+use crate::units::{Decode, Rows, Units};
 use batch::{BatchReader, Dictionaries};
 use bytes::Bytes;
-use kolo_graph::settings::Settings;
 use message::{Block, CONTINUATION, Header, MAGIC, Messages, body, message, read_block, rows};
 use schema::{Form, Layout};
 use std::path::Path;
@@ -27,11 +26,11 @@ pub(super) const FORMAT: Format = Format {
     doc: "Arrow tables (IPC files and streams, Feather); records are rows",
     extensions: &["arrow", "feather", "ipc", "arrows"],
     sniff,
-    open,
+    open: super::open::<ArrowFile>,
 };
 
-/// Rows that one block of decoded rows holds.
-const BLOCK_ROWS: usize = 4096;
+/// What the dictionaries of a file may take, decompressed, whatever bytes the file has.
+const DICTIONARIES_BYTES_FREE: u64 = 1 << 30;
 
 fn sniff(_: &Path, head: &[u8]) -> bool {
     head.starts_with(MAGIC) || (head.starts_with(&CONTINUATION) && head.len() >= 16 && head[7] == 0)
@@ -51,10 +50,18 @@ impl ArrowFile {
     pub fn open(contents: Contents) -> Result<Self, ReadError> {
         let Messages { schema, layouts, dictionaries, batches } = Messages::of(&contents)?;
         let mut file = Self { contents, schema, layouts, dictionaries: Dictionaries::new(), batches };
+        let most = DICTIONARIES_BYTES_FREE.max(file.contents.bytes());
+        let mut left = most;
         for block in &dictionaries {
-            let bytes = read_block(&file.contents, block)?;
-            let read = file.read_dictionary(block, &bytes);
-            read.map_err(|error| decode_error(file.contents.path(), "a dictionary cannot be read", error))?;
+            let (bytes, decompressed) = read_block(&file.contents, block)?;
+            left = left.checked_sub(decompressed).ok_or_else(|| {
+                let message = format!("its dictionaries take more than {most} bytes");
+                let hint = "the file is damaged, or its texts hardly repeat: write them without dictionaries";
+                ReadError::new(message, hint).in_file(file.contents.path()).at(block.offset())
+            })?;
+            file.read_dictionary(block, &bytes).map_err(|error| {
+                decode_error(file.contents.path(), "a dictionary cannot be read", error).at(block.offset())
+            })?;
         }
         Ok(file)
     }
@@ -63,7 +70,7 @@ impl ArrowFile {
     fn read_dictionary(&mut self, block: &Block, bytes: &Bytes) -> Result<(), String> {
         let message = message(bytes)?;
         message.check_version()?;
-        let dictionary = message.about(Header::DictionaryBatch).ok_or("it is a different kind of message")?;
+        let dictionary = message.header(Header::DictionaryBatch).ok_or("it is another message")?;
         let id = dictionary.long(0)?;
         let needs = |(field, layout): (&Field, &'_ Layout)| match (&field.kind, &layout.form) {
             (Kind::Dictionary(_, kind), Form::Dictionary { id: own, values }) if *own == id && **kind == Kind::Text => {
@@ -77,36 +84,37 @@ impl ArrowFile {
         let mut reader = BatchReader::new(data, message.version, body(block, bytes)?, &nothing)?;
         let values = reader.column(&Kind::Text, &layout)?;
         match dictionary.byte(2)? != 0 {
-            false => _ = self.dictionaries.insert(id, Arc::new(vec![values])),
-            true => {
-                let parts = self.dictionaries.get_mut(&id).ok_or("it extends a dictionary that does not exist")?;
-                Arc::make_mut(parts).push(values);
-            }
+            false => _ = self.dictionaries.insert(id, Arc::default()),
+            true if self.dictionaries.contains_key(&id) => {}
+            true => return Err("it is a delta for a dictionary that was never defined".into()),
         }
+        let words = self.dictionaries.entry(id).or_default();
+        Arc::get_mut(words).ok_or("its dictionary is in use")?.push(values);
         Ok(())
     }
 
     /// The columns that are read of a batch, and its number of rows.
     fn batch(&self, number: usize, columns: &TableColumns) -> Result<(Vec<Column>, usize), ReadError> {
         let block = &self.batches[number];
-        let bytes = read_block(&self.contents, block)?;
+        let (bytes, _) = read_block(&self.contents, block)?;
         self.decode(block, &bytes, columns).map_err(|error| {
-            decode_error(self.contents.path(), &format!("record batch {number} cannot be decoded"), error)
+            let what = format!("record batch {number} cannot be decoded");
+            decode_error(self.contents.path(), &what, error).at(block.offset())
         })
     }
 
     fn decode(&self, block: &Block, bytes: &Bytes, columns: &TableColumns) -> Result<(Vec<Column>, usize), String> {
         let message = message(bytes)?;
         message.check_version()?;
-        let batch = message.about(Header::RecordBatch).ok_or("it is a different kind of message")?;
+        let batch = message.header(Header::RecordBatch).ok_or("it is another message")?;
         let rows = usize::try_from(batch.long(0)?).map_err(|_| "it has a negative number of rows")?;
         let mut reader = BatchReader::new(batch, message.version, body(block, bytes)?, &self.dictionaries)?;
         let mut decoded = Vec::new();
-        for (place, (field, layout)) in self.schema.fields.iter().zip(&self.layouts).enumerate() {
+        for (index, (field, layout)) in self.schema.fields.iter().zip(&self.layouts).enumerate() {
             // The columns that are read stand in the order of the schema.
             match columns.columns.get(decoded.len()) {
                 None => break,
-                Some(column) if column.place == place => decoded.push(reader.column(&field.kind, layout)?),
+                Some(column) if column.index == index => decoded.push(reader.column(&field.kind, layout)?),
                 Some(_) => reader.skip(layout)?,
             }
         }
@@ -134,60 +142,47 @@ impl Decode for Batches {
         let (file, number) = self.units[unit];
         let file = &self.files[file];
         guarded(file.contents.path(), || {
-            let (batch, rows) = file.batch(number, &self.columns)?;
-            for start in (0..rows).step_by(BLOCK_ROWS) {
-                push_rows(&self.columns, &batch, start..rows.min(start + BLOCK_ROWS), out)?;
-            }
-            Ok(())
+            let (batch, _) = file.batch(number, &self.columns)?;
+            push_rows(&self.columns, &batch, out)
         })
     }
 }
 
+/// Completes the kinds of the columns from the first rows.
 fn look_at_first(files: &[ArrowFile], columns: &mut TableColumns) -> Result<(), ReadError> {
-    if !columns.need_values() {
-        return Ok(());
-    }
+    let mut looked_at = 0;
     for file in files {
         for number in 0..file.batches.len() {
-            let (batch, rows) = file.batch(number, columns)?;
-            if rows > 0 {
-                let failed = |error| decode_error(file.contents.path(), "the first record cannot be read", error);
-                return columns.look_at(&batch).map_err(failed);
+            if !columns.need_values() || looked_at >= ROWS_LOOKED_AT {
+                return Ok(());
             }
+            let (batch, rows) = file.batch(number, columns)?;
+            columns.look_at(&batch);
+            looked_at += rows;
         }
     }
     Ok(())
 }
 
-fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    let budget = settings.count("decoded_max", DECODED_BYTES_MAX, 0)?;
-    let mut opened: Vec<ArrowFile> = Vec::new();
-    let mut columns: Option<TableColumns> = None;
-    for file in files {
-        let contents = file.contents(settings)?;
-        let arrow = guarded(&file.path, || ArrowFile::open(contents))?;
-        match &columns {
-            None => columns = Some(TableColumns::of_schema(&arrow.schema, settings)?),
-            Some(columns) => same_columns(columns, &files[0].path, &arrow.schema, file, settings)?,
-        }
-        opened.push(arrow);
+impl TableFile for ArrowFile {
+    fn open(contents: Contents) -> Result<Self, ReadError> {
+        Self::open(contents)
     }
-    let Some(columns) = columns else {
-        return Err(settings.wrong("source", "names no file", "name a file or a pattern").into());
-    };
-    Ok(Box::new(reader(opened, columns, budget)?))
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    fn reader(files: Vec<Self>, columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
+        reader(files, columns, budget)
+    }
 }
 
-/// Reads these columns of the files.
-pub(super) fn reader(
-    files: Vec<ArrowFile>,
-    mut columns: TableColumns,
-    budget: usize,
-) -> Result<TableReader, ReadError> {
+fn reader(files: Vec<ArrowFile>, mut columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
     let (mut units, mut unit_rows) = (Vec::new(), Vec::new());
-    for (place, file) in files.iter().enumerate() {
+    for (at, file) in files.iter().enumerate() {
         for (number, block) in file.batches.iter().enumerate() {
-            units.push((place, number));
+            units.push((at, number));
             unit_rows.push(guarded(file.contents.path(), || rows(&file.contents, block))?);
         }
     }

@@ -29,9 +29,11 @@ enum Content {
 /// A column that is read.
 #[derive(Clone, Debug)]
 pub(super) struct TableColumn {
-    /// Its place in the file's schema.
-    pub place: usize,
+    /// Its index in the file's schema.
+    pub index: usize,
     content: Content,
+    /// Whether its kind is known: the schema or a value has told it.
+    is_known: bool,
 }
 
 /// The columns that are read, and their record columns as far as the schema says.
@@ -76,7 +78,7 @@ impl TableColumns {
     pub fn of_schema(schema: &Schema, settings: &Settings) -> Result<Self, SettingError> {
         let classes = class_names(&schema.metadata);
         let mut all = Self { columns: Vec::new(), records: Vec::new() };
-        for (place, field) in schema.fields.iter().enumerate() {
+        for (index, field) in schema.fields.iter().enumerate() {
             let Some(content) = content(&field.kind) else {
                 if chosen(settings, &field.name) == Some(false) {
                     continue;
@@ -100,7 +102,8 @@ impl TableColumns {
                 (Content::Bytes, _) => RecordKind::Bytes,
                 (Content::ImageStruct, _) => RecordKind::Image,
             };
-            all.columns.push(TableColumn { place, content });
+            let is_known = !matches!(content, Content::Lists(_) | Content::Bytes);
+            all.columns.push(TableColumn { index, content, is_known });
             all.records.push(RecordColumn { name: field.name.clone(), kind });
         }
         if all.columns.is_empty() {
@@ -111,23 +114,29 @@ impl TableColumns {
 
     /// Whether the first values decide about a kind.
     pub fn need_values(&self) -> bool {
-        self.columns.iter().any(|column| matches!(column.content, Content::Lists(_) | Content::Bytes))
+        self.columns.iter().any(|column| !column.is_known)
     }
 
     /// Completes the kinds from the first values. `decoded` are the columns, in their order.
-    pub fn look_at(&mut self, decoded: &[Column]) -> Result<(), String> {
-        for ((column, record), values) in self.columns.iter().zip(&mut self.records).zip(decoded) {
-            let mut rows = 0..values.len.min(ROWS_LOOKED_AT);
-            let Some(row) = rows.find(|row| !values.is_null(*row)) else { continue };
+    pub fn look_at(&mut self, decoded: &[Column]) {
+        for ((column, record), values) in self.columns.iter_mut().zip(&mut self.records).zip(decoded) {
+            let mut rows = (0..values.len.min(ROWS_LOOKED_AT)).filter(|row| !values.is_null(*row));
             match (column.content, &mut record.kind) {
+                _ if column.is_known => {}
                 (Content::Lists(_), RecordKind::Int { shape, .. } | RecordKind::Real { shape }) => {
-                    *shape = values::shape(values, row)?;
+                    let Some(first) = rows.find_map(|row| values::shape(values, row)) else { continue };
+                    *shape = first;
+                    column.is_known = true;
                 }
-                (Content::Bytes, kind) if values::bytes(values, row).is_some_and(is_image) => *kind = RecordKind::Image,
-                _ => {}
+                (_, kind) => {
+                    let Some(row) = rows.next() else { continue };
+                    if values::bytes(values, row).is_some_and(is_image) {
+                        *kind = RecordKind::Image;
+                    }
+                    column.is_known = true;
+                }
             }
         }
-        Ok(())
     }
 
     /// All values of these rows, if each is one number, and none is missing or could be wrong.
@@ -160,7 +169,7 @@ impl TableColumns {
     pub fn read(&self, decoded: &[Column], row: usize, record: &mut Record) -> Result<(), String> {
         for (at, (column, values)) in self.columns.iter().zip(decoded).enumerate() {
             let named = |message: String| format!("column \"{}\": {message}", self.records[at].name);
-            if values.is_null(row) {
+            if values::is_null(values, row) {
                 record.missing(at);
                 continue;
             }
@@ -197,7 +206,7 @@ impl TableColumns {
                 }
             }
             Content::Text => {
-                let text = values::text(column, row).ok_or("it is not UTF-8 text")?;
+                let text = values::text(column, row).ok_or("it is not valid UTF-8")?;
                 record.text(at).push_str(text);
                 Ok(())
             }

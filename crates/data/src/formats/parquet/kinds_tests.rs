@@ -1,13 +1,13 @@
 //! Columns of every type in every encoding, as `make_kinds.py` writes them.
 
-use super::arrow::{self, ArrowFile};
+use super::arrow::ArrowFile;
 use super::columns::TableColumns;
 use super::table::Schema;
-use super::tests::{open_file, read_all, settings};
-use super::{ParquetFile, TableReader, reader};
+use super::tests::{int, open_file, read_all, settings};
+use super::{ParquetFile, TableFile, TableReader};
 use crate::files::DataFile;
 use crate::format::Reader;
-use crate::record::{RecordKind, RecordValue};
+use crate::record::{Record, RecordKind, RecordValue};
 use kolo_graph::settings::Setting;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,13 @@ fn flat<'v>(value: &'v Value, shape: &[usize], out: &mut Vec<&'v Value>) -> bool
         }
         _ => false,
     }
+}
+
+/// The sizes of nested lists, by the first at every depth.
+fn shape_of(value: &Value) -> Vec<usize> {
+    let Value::Array(items) = value else { return Vec::new() };
+    let below = items.first().map(shape_of).unwrap_or_default();
+    [vec![items.len()], below].concat()
 }
 
 /// The value of a record, or `None` if there is an error instead.
@@ -58,19 +65,19 @@ fn open_column(name: &str, column: &str) -> TableReader {
     let contents = DataFile::at(&path(name)).unwrap().contents(&settings).unwrap();
     let only = |schema: &Schema| {
         let mut columns = TableColumns::of_schema(schema, &settings).unwrap();
-        let place = columns.records.iter().position(|record| record.name == column).unwrap();
-        columns.columns = vec![columns.columns.swap_remove(place)];
-        columns.records = vec![columns.records.swap_remove(place)];
+        let index = columns.records.iter().position(|record| record.name == column).unwrap();
+        columns.columns = vec![columns.columns.swap_remove(index)];
+        columns.records = vec![columns.records.swap_remove(index)];
         columns
     };
     if name.ends_with(".parquet") {
         let file = ParquetFile::open(contents).unwrap();
         let columns = only(&file.schema);
-        return reader(vec![file], columns, 0).unwrap();
+        return <ParquetFile as TableFile>::reader(vec![file], columns, 0).unwrap();
     }
     let file = ArrowFile::open(contents).unwrap();
     let columns = only(&file.schema);
-    arrow::reader(vec![file], columns, 0).unwrap()
+    ArrowFile::reader(vec![file], columns, 0).unwrap()
 }
 
 /// Compares every value of every column.
@@ -81,7 +88,15 @@ fn check(name: &str, parts: &[&str]) {
         let reader = open_column(name, column);
         let kind = &reader.columns()[0].kind;
         assert_eq!(reader.len(), values.len(), "{name}, {column}");
-        for (row, (read, value)) in read_all(&reader).into_iter().zip(values).enumerate() {
+        let first = values.iter().find(|value| !value.is_null());
+        if let (Some(first), RecordKind::Int { shape, .. } | RecordKind::Real { shape }) = (first, kind) {
+            assert_eq!(shape, &shape_of(first), "{name}, {column}");
+        }
+        let read = read_all(&reader);
+        let has_value =
+            |read: &Result<RecordValue, String>| matches!(read, Ok(value) if *value != RecordValue::Missing);
+        assert_eq!(read.iter().any(has_value), first.is_some(), "{name}, {column}");
+        for (row, (read, value)) in read.into_iter().zip(values).enumerate() {
             assert_eq!(read.clone().ok(), expected(value, kind), "{name}, {column}, row {row}: {read:?}, {value}");
         }
     }
@@ -136,6 +151,7 @@ fn columns_that_cannot_be_read_are_named() {
 
 #[test]
 fn columns_are_read_together() {
+    let all: Value = serde_json::from_slice(&std::fs::read(path("kinds_expected.json")).unwrap()).unwrap();
     for (format, name) in [
         ("parquet", "kinds_dictionary.parquet"),
         ("parquet", "kinds_delta.parquet"),
@@ -148,7 +164,59 @@ fn columns_are_read_together() {
         let reader = open_file(format, &path(name), &settings()).unwrap();
         // Every row but the first has a column that cannot be read.
         let read = read_all(&*reader);
-        assert!(read.len() == 20 && read[0].is_ok(), "{name}: {:?}", read[0]);
+        assert_eq!(read.len(), 20, "{name}");
         assert!(read[1..].iter().all(|row| row.as_ref().is_err_and(|error| error.starts_with("column \""))), "{name}");
+        let mut record = Record::new();
+        reader.read(0, &mut record).unwrap();
+        for (at, column) in reader.columns().iter().enumerate() {
+            let values = ["both", "arrow"].into_iter().find_map(|part| all[part][&column.name].as_array()).unwrap();
+            let wanted = expected(&values[0], &column.kind);
+            assert_eq!(Some(record.value(at)), wanted.as_ref(), "{name}, {}", column.name);
+        }
+    }
+}
+
+#[test]
+fn a_null_in_a_dictionary_is_a_missing_value() {
+    let read = read_all(&*open_file("arrow", &path("null_word.arrow"), &settings()).unwrap());
+    let text = |text: &str| Ok(RecordValue::Text(text.into()));
+    assert_eq!(read, [text("a"), Ok(RecordValue::Missing), text("c"), Ok(RecordValue::Missing)]);
+}
+
+#[test]
+fn a_stream_that_changes_a_dictionary_is_refused_with_a_way_out() {
+    let error = open_file("arrow", &path("replaced.arrows"), &settings()).unwrap_err().to_string();
+    let wanted = [", byte ", "a dictionary changes within the stream", "`pyarrow.ipc.new_file`"];
+    assert!(wanted.iter().all(|part| error.contains(part)), "{error}");
+}
+
+#[test]
+fn the_shape_is_that_of_the_first_list_that_has_one_and_durations_are_numbers() {
+    for name in ["hollow.parquet", "hollow.arrow"] {
+        let ints = |values: &[i64]| Ok(RecordValue::Ints(values.to_vec()));
+        let reader = open_column(name, "hollow");
+        assert_eq!(reader.columns()[0].kind, int(&[1, 2]), "{name}");
+        let empty = "column \"hollow\": a list of 0 values stands where the first record has 1";
+        let wanted = [Err(empty.into()), Ok(RecordValue::Missing), ints(&[1, 2]), ints(&[3, 4])];
+        assert_eq!(read_all(&reader), wanted, "{name}");
+        let wanted = [ints(&[1]), ints(&[-2]), Ok(RecordValue::Missing), ints(&[4])];
+        assert_eq!(read_all(&open_column(name, "duration")), wanted, "{name}");
+    }
+}
+
+#[test]
+fn a_stream_that_is_cut_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let cut = dir.path().join("cut.arrows");
+    let bytes = std::fs::read(path("kinds.arrows")).unwrap();
+    let opened = |len: usize| {
+        std::fs::write(&cut, &bytes[..len]).unwrap();
+        open_file("arrow", &cut, &settings())
+    };
+    // The last eight bytes say that it ends, and may be left out.
+    assert!(opened(bytes.len()).is_ok() && opened(bytes.len() - 8).is_ok());
+    for left in 1..8 {
+        let error = opened(bytes.len() - left).unwrap_err().to_string();
+        assert!(error.contains("8 bytes are expected here"), "{error}");
     }
 }

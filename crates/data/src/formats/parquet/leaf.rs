@@ -1,6 +1,7 @@
 //! Decodes the values of one Parquet column, some rows at a time.
 
 use super::Chunks;
+use super::budget::{Budget, CheckedPages, RowMemory};
 use super::levels::{self, ListLevel};
 use super::schema::ColumnPath;
 use super::table::{Column, Kind, Number, Offsets, Validity, Values};
@@ -25,23 +26,30 @@ pub(super) struct LeafReader<'p> {
     /// Of the rows that are being read.
     definitions: Vec<i16>,
     repetitions: Vec<i16>,
+    memory: Arc<RowMemory>,
 }
 
 impl<'p> LeafReader<'p> {
+    /// Reads a chunk whose pages, at these offsets, have been checked.
     pub fn new(
         chunks: &Chunks,
         chunk: &ColumnChunkMetaData,
+        offsets: Vec<u64>,
         rows: usize,
         path: &'p ColumnPath,
+        budget: &Arc<Budget>,
     ) -> Result<Self, ParquetError> {
+        let memory = RowMemory::new(budget);
         let pages = SerializedPageReader::new(Arc::new(chunks.clone()), chunk, rows, None)?;
+        let pages = CheckedPages::new(pages, chunk.column_descr_ptr(), offsets, Arc::clone(&memory));
         let reader = get_column_reader(chunk.column_descr_ptr(), Box::new(pages));
-        Ok(Self { path, reader, left: rows, definitions: Vec::new(), repetitions: Vec::new() })
+        Ok(Self { path, reader, left: rows, definitions: Vec::new(), repetitions: Vec::new(), memory })
     }
 
-    /// The next rows, at most so many; none behind the last.
+    /// Reads up to `rows` rows; none at the end.
     pub fn read(&mut self, rows: usize) -> Result<Column, String> {
-        let Self { path, reader, left, definitions, repetitions } = self;
+        let Self { path, reader, left, definitions, repetitions, memory } = self;
+        memory.release();
         definitions.clear();
         repetitions.clear();
         let levels = Levels { path, left, definitions, repetitions };
@@ -128,27 +136,27 @@ impl Levels<'_> {
     /// Puts the values, of which there are `count`, where the levels say.
     fn assembled(self, rows: usize, count: usize, values: Values) -> Result<Column, String> {
         let Self { path, definitions, repetitions, .. } = self;
-        if definitions.iter().any(|level| *level > path.most) {
+        if definitions.iter().any(|level| *level > path.max_definition) {
             return Err("a level is too high".into());
         }
         let innermost = path.lists.last().map_or(0, |list: &ListLevel| list.item);
         let (lists, items) = match path.lists.is_empty() {
             false => levels::lists(&path.lists, definitions, repetitions)?,
-            true if path.most > 0 => (Vec::new(), definitions.len()),
+            true if path.max_definition > 0 => (Vec::new(), definitions.len()),
             true => (Vec::new(), count),
         };
         let own = definitions.iter().copied().filter(|level| *level >= innermost);
-        let here = levels::flags(own, count, items, path.most);
-        let mut column = spread(values, items, here);
+        let defined = levels::flags(own, count, items, path.max_definition);
+        let mut column = spread(values, items, defined);
         if let Some(level) = path.image {
             let image = definitions.iter().copied();
-            let here = matches!(column.validity, Validity::Flags(_)).then(|| image.map(|at| at >= level).collect());
-            let validity = here.map_or(Validity::All, Validity::Flags);
+            let defined = matches!(column.validity, Validity::Flags(_)).then(|| image.map(|at| at >= level).collect());
+            let validity = defined.map_or(Validity::All, Validity::Flags);
             column = Column { len: items, validity, values: Values::Image(Box::new(column)) };
         }
         for list in lists.into_iter().rev() {
-            let (len, all) = (list.here.len(), list.here.iter().all(|here| *here));
-            let validity = if all { Validity::All } else { Validity::Flags(list.here) };
+            let (len, all) = (list.defined.len(), list.defined.iter().all(|defined| *defined));
+            let validity = if all { Validity::All } else { Validity::Flags(list.defined) };
             column = Column { len, validity, values: Values::List(Offsets::Words(list.offsets), Box::new(column)) };
         }
         match column.len == rows {
@@ -158,20 +166,20 @@ impl Levels<'_> {
     }
 }
 
-/// A column of `items` values; where `here` says that there is none, something stands in for it.
-fn spread(values: Values, items: usize, here: Option<Vec<bool>>) -> Column {
-    fn at_places<T: Clone>(values: Vec<T>, here: &[bool], absent: &T) -> Vec<T> {
+/// A column of `items` values; where `defined` says that there is none, something stands in for it.
+fn spread(values: Values, items: usize, defined: Option<Vec<bool>>) -> Column {
+    fn spaced<T: Clone>(values: Vec<T>, defined: &[bool], absent: &T) -> Vec<T> {
         let mut values = values.into_iter();
-        let place = |here: &bool| if *here { values.next() } else { None };
-        here.iter().map(place).map(|value| value.unwrap_or_else(|| absent.clone())).collect()
+        let next = |defined: &bool| if *defined { values.next() } else { None };
+        defined.iter().map(next).map(|value| value.unwrap_or_else(|| absent.clone())).collect()
     }
-    let Some(here) = here else { return Column { len: items, validity: Validity::All, values } };
+    let Some(defined) = defined else { return Column { len: items, validity: Validity::All, values } };
     let values = match values {
-        Values::Ints(values) => Values::Ints(at_places(values, &here, &0)),
-        Values::Unsigned(values) => Values::Unsigned(at_places(values, &here, &0)),
-        Values::Reals(values) => Values::Reals(at_places(values, &here, &0.0)),
-        Values::Parts(values) => Values::Parts(at_places(values, &here, &ByteArray::from(Bytes::new()))),
+        Values::Ints(values) => Values::Ints(spaced(values, &defined, &0)),
+        Values::Unsigned(values) => Values::Unsigned(spaced(values, &defined, &0)),
+        Values::Reals(values) => Values::Reals(spaced(values, &defined, &0.0)),
+        Values::Parts(values) => Values::Parts(spaced(values, &defined, &ByteArray::from(Bytes::new()))),
         other => other,
     };
-    Column { len: items, validity: Validity::Flags(here), values }
+    Column { len: items, validity: Validity::Flags(defined), values }
 }

@@ -8,7 +8,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListLevel {
     /// The least definition level at which the list is there.
-    pub here: i16,
+    pub defined_at: i16,
     /// And at which it has an item.
     pub item: i16,
 }
@@ -16,7 +16,7 @@ pub(super) struct ListLevel {
 /// Lists at one depth: which are there, and where their items begin, with the end of the last.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Lists {
-    pub here: Vec<bool>,
+    pub defined: Vec<bool>,
     pub offsets: Vec<usize>,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn lists(
     let depth = levels.len();
     let mut lists: Vec<Lists> = levels.iter().map(|_| Lists::default()).collect();
     let mut items = 0;
-    // The lists, from outside, that have an item at the entry before: only these can be gone on with.
+    // The lists, from outside, that have an item at the entry before: only these can get another item.
     let mut open = 0;
     for (definition, repetition) in definitions.iter().zip(repetitions) {
         let first = usize::try_from(*repetition).map_err(|_| "a level is negative")?;
@@ -46,9 +46,9 @@ pub(super) fn lists(
         }
         open = first;
         while open < depth {
-            let begin = lists.get(open + 1).map_or(items, |below| below.here.len());
+            let begin = lists.get(open + 1).map_or(items, |below| below.defined.len());
             lists[open].offsets.push(begin);
-            lists[open].here.push(*definition >= levels[open].here);
+            lists[open].defined.push(*definition >= levels[open].defined_at);
             if *definition < levels[open].item {
                 break;
             }
@@ -57,20 +57,20 @@ pub(super) fn lists(
         items += usize::from(open == depth);
     }
     for at in 0..depth {
-        let end = lists.get(at + 1).map_or(items, |below| below.here.len());
+        let end = lists.get(at + 1).map_or(items, |below| below.defined.len());
         lists[at].offsets.push(end);
     }
     Ok((lists, items))
 }
 
-/// Whether each of these entries has a value, or `None` if all have one. `most` is the definition level of a value.
+/// Whether each of these entries has a value, or `None` if all have one. `max_definition` is the level of a value.
 pub(super) fn flags(
     definitions: impl Iterator<Item = i16>,
     values: usize,
     items: usize,
-    most: i16,
+    max_definition: i16,
 ) -> Option<Vec<bool>> {
-    (values != items).then(|| definitions.map(|definition| definition >= most).collect())
+    (values != items).then(|| definitions.map(|definition| definition >= max_definition).collect())
 }
 
 #[cfg(test)]
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     /// An optional list of optional lists of optional numbers.
-    const NESTED: [ListLevel; 2] = [ListLevel { here: 1, item: 2 }, ListLevel { here: 3, item: 4 }];
+    const NESTED: [ListLevel; 2] = [ListLevel { defined_at: 1, item: 2 }, ListLevel { defined_at: 3, item: 4 }];
 
     #[test]
     fn rows_nulls_and_empty_lists_of_lists() {
@@ -86,8 +86,8 @@ mod tests {
         let definitions = [5, 4, 3, 0, 1, 2, 5];
         let repetitions = [0, 2, 1, 0, 0, 0, 1];
         let (lists, items) = lists(&NESTED, &definitions, &repetitions).unwrap();
-        assert_eq!(lists[0], Lists { here: vec![true, false, true, true], offsets: vec![0, 2, 2, 2, 4] });
-        assert_eq!(lists[1], Lists { here: vec![true, true, false, true], offsets: vec![0, 2, 2, 2, 3] });
+        assert_eq!(lists[0], Lists { defined: vec![true, false, true, true], offsets: vec![0, 2, 2, 2, 4] });
+        assert_eq!(lists[1], Lists { defined: vec![true, true, false, true], offsets: vec![0, 2, 2, 2, 3] });
         assert_eq!(items, 3);
         let inner = definitions.into_iter().filter(|definition| *definition >= 4);
         assert_eq!(flags(inner, 2, items, 5), Some(vec![true, false, true]));
@@ -99,11 +99,11 @@ mod tests {
         for (definitions, repetitions) in [
             // The first entry goes on with a list.
             (&[5][..], &[1][..]),
-            // A list that is null or empty is gone on with.
+            // A list that is null or empty gets another item.
             (&[0, 5], &[0, 1]),
             (&[1, 5], &[0, 1]),
             (&[3, 5], &[0, 2]),
-            // An item is added that is none.
+            // A repeated entry that holds no item.
             (&[5, 3], &[0, 2]),
             (&[5, 1], &[0, 1]),
             (&[5, 5], &[0, 3]),
@@ -118,6 +118,6 @@ mod tests {
     #[test]
     fn no_levels_are_no_rows() {
         let (lists, items) = lists(&NESTED, &[], &[]).unwrap();
-        assert_eq!((lists[0].here.len(), lists[1].here.len(), items), (0, 0, 0));
+        assert_eq!((lists[0].defined.len(), lists[1].defined.len(), items), (0, 0, 0));
     }
 }

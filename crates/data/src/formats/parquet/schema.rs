@@ -6,7 +6,6 @@ use super::table::{Field, Kind, Number, Schema};
 use ::parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as Physical};
 use ::parquet::file::metadata::FileMetaData;
 use ::parquet::schema::types::{BasicTypeInfo, Type};
-use std::ops::Range;
 
 /// The way from a column to its values: those of one leaf of the tree, whatever stands above it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,27 +13,18 @@ pub(super) struct ColumnPath {
     pub leaf: usize,
     pub kind: Kind,
     /// The definition level of a value that is not null.
-    pub most: i16,
+    pub max_definition: i16,
     /// From outside.
     pub lists: Vec<ListLevel>,
     /// The least definition level at which the struct around an image's bytes is there.
     pub image: Option<i16>,
 }
 
-/// A column of the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Root {
-    /// The leaves below it.
-    pub leaves: Range<usize>,
-    /// `None` if it cannot be read.
-    pub path: Option<ColumnPath>,
-}
-
 /// A type in the tree, with what its levels say.
 struct Node {
     field: Field,
     /// The least definition level at which it is there.
-    here: i16,
+    defined_at: i16,
     below: Below,
 }
 
@@ -45,19 +35,18 @@ enum Below {
     Unread,
 }
 
-/// Columns and metadata of a file.
-pub(super) fn schema(metadata: &FileMetaData) -> (Schema, Vec<Root>) {
-    let (mut leaf, mut roots) = (0, Vec::new());
+/// Columns and metadata of a file, and the paths of the columns that can be read.
+pub(super) fn schema(metadata: &FileMetaData) -> (Schema, Vec<Option<ColumnPath>>) {
+    let (mut leaf, mut paths) = (0, Vec::new());
     let mut schema = Schema::default();
     for column in metadata.schema().get_fields() {
-        let first = leaf;
         let node = node(column, 0, &mut leaf);
-        roots.push(Root { leaves: first..leaf, path: path(&node) });
+        paths.push(path(&node));
         schema.fields.push(node.field);
     }
     let pairs = metadata.key_value_metadata().into_iter().flatten();
     schema.metadata = pairs.filter_map(|pair| Some((pair.key.clone(), pair.value.clone()?))).collect();
-    (schema, roots)
+    (schema, paths)
 }
 
 /// The way to the values, if there is one that is read.
@@ -66,14 +55,20 @@ fn path(root: &Node) -> Option<ColumnPath> {
     loop {
         match &node.below {
             Below::Leaf(leaf) => {
-                return Some(ColumnPath { leaf: *leaf, kind: node.field.kind.clone(), most: node.here, lists, image });
+                return Some(ColumnPath {
+                    leaf: *leaf,
+                    kind: node.field.kind.clone(),
+                    max_definition: node.defined_at,
+                    lists,
+                    image,
+                });
             }
             Below::List(item) => {
-                lists.push(ListLevel { here: node.here, item: node.here.saturating_add(1) });
+                lists.push(ListLevel { defined_at: node.defined_at, item: node.defined_at.saturating_add(1) });
                 node = item;
             }
             Below::Struct(fields) if lists.is_empty() && image.is_none() => {
-                image = Some(node.here);
+                image = Some(node.defined_at);
                 node = fields.get(node.field.kind.image_bytes()?)?;
             }
             Below::Struct(_) | Below::Unread => return None,
@@ -99,40 +94,42 @@ fn node(kind: &Type, above: i16, leaf: &mut usize) -> Node {
     }
 }
 
-fn list_of(name: &str, item: Node, here: i16, nullable: bool) -> Node {
+fn list_of(name: &str, item: Node, defined_at: i16, nullable: bool) -> Node {
     let kind = Kind::List(Box::new(item.field.clone()));
-    Node { field: Field { name: name.into(), nullable, kind }, here, below: Below::List(Box::new(item)) }
+    Node { field: Field { name: name.into(), nullable, kind }, defined_at, below: Below::List(Box::new(item)) }
 }
 
-/// A type that is there at the level `here`, whatever its repetition.
-fn bare(kind: &Type, here: i16, nullable: bool, leaf: &mut usize) -> Node {
+/// A type that is there at the level `defined_at`, whatever its repetition.
+fn bare(kind: &Type, defined_at: i16, nullable: bool, leaf: &mut usize) -> Node {
     let field = |kind_here: Kind| Field { name: kind.name().into(), nullable, kind: kind_here };
     if kind.is_primitive() {
         *leaf += 1;
-        return Node { field: field(primitive(kind)), here, below: Below::Leaf(*leaf - 1) };
+        return Node { field: field(primitive(kind)), defined_at, below: Below::Leaf(*leaf - 1) };
     }
     match kind.get_basic_info().converted_type() {
-        ConvertedType::LIST => list(kind, here, nullable, leaf),
+        ConvertedType::LIST => list(kind, defined_at, nullable, leaf),
         ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE => match kind.get_fields() {
             // A map without values is the list of its keys.
-            [entries] if entries.is_group() && entries.get_fields().len() == 1 => list(kind, here, nullable, leaf),
-            _ => unread(kind, here, nullable, leaf, "Map"),
+            [entries] if entries.is_group() && entries.get_fields().len() == 1 => {
+                list(kind, defined_at, nullable, leaf)
+            }
+            _ => unread(kind, defined_at, nullable, leaf, "Map"),
         },
-        _ if is_list(kind) => list(kind, here, nullable, leaf),
-        _ => structure(kind, here, nullable, leaf),
+        _ if is_list(kind) => list(kind, defined_at, nullable, leaf),
+        _ => structure(kind, defined_at, nullable, leaf),
     }
 }
 
-fn unread(kind: &Type, here: i16, nullable: bool, leaf: &mut usize, name: &str) -> Node {
+fn unread(kind: &Type, defined_at: i16, nullable: bool, leaf: &mut usize, name: &str) -> Node {
     // The leaves below count all the same.
-    let below = structure(kind, here, nullable, leaf);
-    Node { field: Field { kind: Kind::Other(name.into()), ..below.field }, here, below: Below::Unread }
+    let below = structure(kind, defined_at, nullable, leaf);
+    Node { field: Field { kind: Kind::Other(name.into()), ..below.field }, defined_at, below: Below::Unread }
 }
 
-fn structure(kind: &Type, here: i16, nullable: bool, leaf: &mut usize) -> Node {
-    let fields: Vec<Node> = kind.get_fields().iter().map(|field| node(field, here, leaf)).collect();
+fn structure(kind: &Type, defined_at: i16, nullable: bool, leaf: &mut usize) -> Node {
+    let fields: Vec<Node> = kind.get_fields().iter().map(|field| node(field, defined_at, leaf)).collect();
     let kinds = Kind::Struct(fields.iter().map(|node| node.field.clone()).collect());
-    Node { field: Field { name: kind.name().into(), nullable, kind: kinds }, here, below: Below::Struct(fields) }
+    Node { field: Field { name: kind.name().into(), nullable, kind: kinds }, defined_at, below: Below::Struct(fields) }
 }
 
 fn is_list(kind: &Type) -> bool {
@@ -145,28 +142,30 @@ fn is_list(kind: &Type) -> bool {
 
 /// A list by the rules of the Parquet format, with those for the files of old writers:
 /// <https://github.com/apache/parquet-format/blob/master/LogicalTypes.md#lists>.
-fn list(kind: &Type, here: i16, nullable: bool, leaf: &mut usize) -> Node {
+fn list(kind: &Type, defined_at: i16, nullable: bool, leaf: &mut usize) -> Node {
     let repeated = match kind.get_fields() {
         [repeated] if repetition(repeated) == Repetition::REPEATED => repeated,
-        _ => return unread(kind, here, nullable, leaf, "List"),
+        _ => return unread(kind, defined_at, nullable, leaf, "List"),
     };
-    let above = here.saturating_add(1);
+    let above = defined_at.saturating_add(1);
     if repeated.is_primitive() {
         let item = bare(repeated, above, false, leaf);
-        return list_of(kind.name(), item, here, nullable);
+        return list_of(kind.name(), item, defined_at, nullable);
     }
     let item = match repeated.get_fields() {
         [item] => {
             let old_name = repeated.name() == "array" || repeated.name() == format!("{}_tuple", kind.name());
-            let is_item = old_name && !is_list(repeated) && repetition(item) != Repetition::REPEATED;
-            match is_item {
-                true => structure(repeated, above, false, leaf),
-                false => node(item, above, leaf),
+            let is_repeated = repetition(item) == Repetition::REPEATED;
+            match is_list(repeated) {
+                true if is_repeated => list(repeated, above, false, leaf),
+                // The group is the item, not a layer around it.
+                false if is_repeated || old_name => structure(repeated, above, false, leaf),
+                _ => node(item, above, leaf),
             }
         }
         _ => structure(repeated, above, false, leaf),
     };
-    list_of(kind.name(), item, here, nullable)
+    list_of(kind.name(), item, defined_at, nullable)
 }
 
 fn int(bits: u8, signed: bool) -> Kind {

@@ -96,6 +96,29 @@ fn lists_of_lists_without_a_group_between() {
 }
 
 #[test]
+fn a_list_may_be_the_repeated_group_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lists.parquet");
+    let inner = "repeated group element (LIST) { repeated group list { optional int32 e; } }";
+    // [[1, 2], [3, 4]], null
+    let write = |column: &mut SerializedColumnWriter<'_>| {
+        put::<Int32Type>(column, &[1, 2, 3, 4], &[4, 4, 4, 4, 0], &[0, 2, 1, 2, 0]);
+    };
+    file(&path, &format!("message m {{ optional group x (LIST) {{ {inner} }} }}"), &[&write]);
+    let reader = open_file("parquet", &path, &settings()).unwrap();
+    assert_eq!(reader.columns()[0].kind, int(&[2, 2]));
+    assert_eq!(read_all(&*reader), [ints(&[1, 2, 3, 4]), Ok(RecordValue::Missing)]);
+}
+
+#[test]
+fn a_group_with_a_repeated_field_is_the_item_of_its_list() {
+    let schema = "message m { optional group x (LIST) { repeated group element { repeated int32 a; } } }";
+    let schema = parse_message_type(schema).unwrap();
+    let kind = node(&schema.get_fields()[0], 0, &mut 0).field.kind.to_string();
+    assert_eq!(kind, "List(non-null Struct(\"a\": non-null List(non-null Int32)))");
+}
+
+#[test]
 fn lists_of_groups_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lists.parquet");

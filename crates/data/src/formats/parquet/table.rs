@@ -10,6 +10,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Types within types, in a schema of Parquet or Arrow.
+pub(super) const SCHEMA_DEPTH_MAX: usize = 64;
+
 /// A type of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
@@ -58,7 +61,7 @@ pub(super) struct Schema {
 }
 
 impl Kind {
-    /// The place of `bytes` in a struct of `bytes` and `path`: how Hugging Face's `datasets` keeps images.
+    /// The index of `bytes` in a struct of `bytes` and `path`: how Hugging Face's `datasets` keeps images.
     pub fn image_bytes(&self) -> Option<usize> {
         let Self::Struct(fields) = self else { return None };
         let bytes = fields.iter().position(|field| field.name == "bytes")?;
@@ -182,8 +185,30 @@ pub(super) enum Values {
     List(Offsets, Box<Column>),
     /// Of a struct only the bytes of an image are read.
     Image(Box<Column>),
-    /// Keys, and the values that they number, in one or more columns.
-    Dictionary(Box<Column>, Arc<Vec<Column>>),
+    /// Keys, and the values that they number.
+    Dictionary(Box<Column>, Arc<Words>),
+}
+
+/// The values of a dictionary, in one or more columns.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Words {
+    parts: Vec<Column>,
+    /// Values of each part and all before it.
+    ends: Vec<usize>,
+}
+
+impl Words {
+    pub fn push(&mut self, part: Column) {
+        self.ends.push(self.ends.last().map_or(0, |end| *end).saturating_add(part.len));
+        self.parts.push(part);
+    }
+
+    /// The part that holds a value, and its row there.
+    pub fn find(&self, key: usize) -> Option<(&Column, usize)> {
+        let at = self.ends.partition_point(|end| *end <= key);
+        let part = self.parts.get(at)?;
+        Some((part, key - (self.ends[at] - part.len)))
+    }
 }
 
 /// A bit of a bitmap; what lies behind its end is not set.

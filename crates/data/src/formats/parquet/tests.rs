@@ -1,6 +1,11 @@
 use super::*;
 use crate::format::{choose, named};
 use crate::record::{RecordKind, RecordValue};
+use ::parquet::basic::Encoding;
+use ::parquet::data_type::{ByteArray, ByteArrayType};
+use ::parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
 use kolo_graph::settings::Setting;
 use std::path::PathBuf;
 
@@ -145,8 +150,8 @@ fn a_list_of_another_length_fails_alone() {
     let mut record = Record::new();
     let mut read = |at| reader.read(at, &mut record).map(|()| record.value(0).clone()).map_err(|error| error.message);
     assert_eq!(read(0), Ok(RecordValue::Ints(vec![1, 2])));
-    assert_eq!(read(1), Err("column \"list\": a list has 1 values, but the first record has 2".into()));
-    assert_eq!(read(2), Err("column \"list\": a list contains a null".into()));
+    assert_eq!(read(1), Err("column \"list\": a list of 1 values stands where the first record has 2".into()));
+    assert_eq!(read(2), Err("column \"list\": the list contains a null".into()));
     assert_eq!(read(3), Ok(RecordValue::Missing));
     assert_eq!(read(4), Ok(RecordValue::Ints(vec![5, 6])));
 }
@@ -179,4 +184,56 @@ fn a_file_that_is_cut_or_is_none_names_itself() {
             assert!(error.to_string().contains("cut"), "{format} of {end} bytes: {error}");
         }
     }
+}
+
+/// A file with the same text in every row.
+fn equal_texts(path: &Path, text: &str, rows: usize, properties: WriterPropertiesBuilder) -> ParquetFile {
+    let schema = Arc::new(parse_message_type("message m { required binary x (STRING); }").unwrap());
+    let out = std::fs::File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(out, schema, Arc::new(properties.build())).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let texts = vec![ByteArray::from(text.as_bytes().to_vec()); rows];
+    column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+    ParquetFile::open(DataFile::at(path).unwrap().contents(&settings()).unwrap()).unwrap()
+}
+
+#[test]
+fn rows_that_share_a_long_text_are_few_in_a_block() {
+    const TEXT_BYTES: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let text = "x".repeat(TEXT_BYTES);
+    let dictionary = WriterProperties::builder().set_dictionary_page_size_limit(4 * TEXT_BYTES);
+    let file = equal_texts(&dir.path().join("words.parquet"), &text, 64, dictionary);
+    assert!(file.chunks.0.bytes() < 4 * TEXT_BYTES as u64);
+    let columns = TableColumns::of_schema(&file.schema, &settings()).unwrap();
+    let reader = reader(vec![file], columns, DECODED_BYTES_MAX).unwrap();
+    assert!(read_all(&reader).into_iter().all(|read| read == Ok(RecordValue::Text(text.clone()))));
+    let blocks = reader.units.block_bytes(0).unwrap();
+    assert!(
+        blocks.len() >= 13 && blocks.iter().all(|bytes| *bytes < BATCH_BYTES + 2 * TEXT_BYTES as u64),
+        "{blocks:?}"
+    );
+}
+
+#[test]
+fn texts_that_repeat_the_one_before_are_decoded_a_few_at_a_time() {
+    const TEXT_BYTES: usize = 1 << 18;
+    let dir = tempfile::tempdir().unwrap();
+    let text = "x".repeat(TEXT_BYTES);
+    let repeated = WriterProperties::builder().set_dictionary_enabled(false).set_encoding(Encoding::DELTA_BYTE_ARRAY);
+    let file = equal_texts(&dir.path().join("texts.parquet"), &text, 4096, repeated);
+    assert!(file.chunks.0.bytes() < 2 * TEXT_BYTES as u64);
+    let columns = TableColumns::of_schema(&file.schema, &settings()).unwrap();
+    let mut batch_rows = 0;
+    let look = &mut |batch: &[Column]| {
+        batch_rows = batch[0].len;
+        assert!((0..batch_rows).all(|row| values::text(&batch[0], row) == Some(text.as_str())));
+        Ok(false)
+    };
+    file.batches(0, &columns, look).unwrap();
+    assert!((1..=16 * BATCH_BYTES as usize / TEXT_BYTES).contains(&batch_rows), "{batch_rows} rows");
 }

@@ -1,6 +1,6 @@
 //! Values of decoded columns as numbers, text and bytes.
 
-use super::table::{Column, Kind, Number, Values, bit};
+use super::table::{Column, Kind, Number, Values, Words, bit};
 use half::f16;
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ fn check_range(column: &Column, range: &Range<usize>) -> Result<(), String> {
         return Err(format!("elements {} to {} were requested, but there are {}", range.start, range.end, column.len));
     }
     match column.has_null(range.clone()) {
-        true => Err("a list contains a null".into()),
+        true => Err("the list contains a null".into()),
         false => Ok(()),
     }
 }
@@ -113,18 +113,18 @@ fn is_list(column: &Column) -> bool {
     matches!(column.values, Values::List(..))
 }
 
-/// The sizes of the lists of one row: of the first list at every depth.
-pub(super) fn shape(column: &Column, row: usize) -> Result<Vec<usize>, String> {
+/// The sizes of the lists of one row: of the first list at every depth. `None` if an empty list hides the sizes below it.
+pub(super) fn shape(column: &Column, row: usize) -> Option<Vec<usize>> {
     let (mut column, mut row, mut shape) = (column, row, Vec::new());
     while is_list(column) {
-        let (items, range) = list_items(column, row).ok_or("a list has no items")?;
+        let (items, range) = list_items(column, row)?;
         shape.push(range.len());
         if range.is_empty() && is_list(items) {
-            return Err("its first list is empty".into());
+            return None;
         }
         (column, row) = (items, range.start);
     }
-    Ok(shape)
+    Some(shape)
 }
 
 /// The numbers of one row's lists, which must have this shape.
@@ -141,7 +141,7 @@ pub(super) fn items<'c>(column: &'c Column, row: usize, shape: &[usize]) -> Resu
         let mut below = None;
         for row in rows {
             if column.is_null(row) {
-                return Err("a list contains a null".into());
+                return Err("the list contains a null".into());
             }
             let (items, range) = list_items(column, row).ok_or("a list is expected")?;
             if range.len() != *size {
@@ -160,24 +160,36 @@ pub(super) fn items<'c>(column: &'c Column, row: usize, shape: &[usize]) -> Resu
             None => return Err("a list is expected".into()),
         }
     }
-    Ok((column, rows))
+    match is_list(column) {
+        true => Err("the first records have empty lists only, so the shape is not known".into()),
+        false => Ok((column, rows)),
+    }
+}
+
+/// The value of a dictionary that a row has: the column that holds it, and its row there.
+fn word<'c>(keys: &Column, words: &'c Words, row: usize) -> Option<(&'c Column, usize)> {
+    let mut key = Vec::new();
+    extend_ints(keys, row..row + 1, &mut key).ok()?;
+    words.find(usize::try_from(*key.first()?).ok()?)
+}
+
+/// Whether a row has no value: it is null itself, or its key is that of a null.
+pub(super) fn is_null(column: &Column, row: usize) -> bool {
+    match &column.values {
+        Values::Dictionary(keys, words) if !column.is_null(row) => {
+            word(keys, words, row).is_some_and(|(words, at)| words.is_null(at))
+        }
+        _ => column.is_null(row),
+    }
 }
 
 /// The text of one row, if it is text.
 pub(super) fn text(column: &Column, row: usize) -> Option<&str> {
-    let Values::Dictionary(keys, values) = &column.values else {
-        return std::str::from_utf8(bytes(column, row)?).ok();
+    let (column, row) = match &column.values {
+        Values::Dictionary(keys, words) => word(keys, words, row)?,
+        _ => (column, row),
     };
-    let mut key = Vec::new();
-    extend_ints(keys, row..row + 1, &mut key).ok()?;
-    let mut at = usize::try_from(*key.first()?).ok()?;
-    for part in values.iter() {
-        match at.checked_sub(part.len) {
-            Some(behind) => at = behind,
-            None => return std::str::from_utf8(bytes(part, at)?).ok(),
-        }
-    }
-    None
+    std::str::from_utf8(bytes(column, row)?).ok()
 }
 
 /// The bytes of one row, if it has some.
@@ -190,7 +202,7 @@ pub(super) fn bytes(column: &Column, row: usize) -> Option<&[u8]> {
     }
 }
 
-/// Short values stand in the view itself; that of a long one has its first four bytes, its buffer and the place there.
+/// Short values stand in the view itself; that of a long one has its first four bytes, its buffer and the offset there.
 fn view<'c>(views: &'c [u8], buffers: &'c [bytes::Bytes], row: usize) -> Option<&'c [u8]> {
     const SHORT_BYTES_MAX: usize = 12;
     let view = views.as_chunks::<16>().0.get(row)?;
@@ -259,10 +271,16 @@ mod tests {
         };
         let keys =
             column(5, Values::Raw(Number::Int { bits: 8, signed: true }, Bytes::from_static(&[2, 0, 1, 3, 0xFF])));
-        let parts = vec![part("abb", vec![0, 1, 3]), part("ccc", vec![0, 3])];
-        let words = column(5, Values::Dictionary(Box::new(keys), parts.into()));
-        let read: Vec<Option<&str>> = (0..6).map(|row| text(&words, row)).collect();
-        assert_eq!(read, [Some("ccc"), Some("a"), Some("bb"), None, None, None]);
+        let mut words = Words::default();
+        words.push(part("abb", vec![0, 1, 3]));
+        words.push(part("", vec![0]));
+        let with_null = part("ccc", vec![0, 3, 3]);
+        words.push(Column { validity: Validity::Flags(vec![true, false]), ..with_null });
+        let column = column(5, Values::Dictionary(Box::new(keys), words.into()));
+        let read: Vec<Option<&str>> = (0..6).map(|row| text(&column, row)).collect();
+        assert_eq!(read, [Some("ccc"), Some("a"), Some("bb"), Some(""), None, None]);
+        let nulls: Vec<bool> = (0..6).map(|row| is_null(&column, row)).collect();
+        assert_eq!(nulls, [false, false, false, true, false, true]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Decodes a record batch: from the nodes and buffers that its message lists to columns.
 //! <https://arrow.apache.org/docs/format/Columnar.html#recordbatch-message>
 
-use super::super::table::{Column, Kind, Number, Offsets, Validity, Values};
+use super::super::table::{Column, Kind, Number, Offsets, Validity, Values, Words};
 use super::flatbuffer::Table;
 use super::schema::{Form, Layout};
 use bytes::Bytes;
@@ -16,8 +16,8 @@ pub(super) const VERSION_4: i16 = 3;
 /// From this on unions and runs say nothing about nulls.
 pub(super) const VERSION_5: i16 = 4;
 
-/// The values of dictionaries by their number, each in one or more parts.
-pub(super) type Dictionaries = HashMap<i64, Arc<Vec<Column>>>;
+/// The values of dictionaries by their number.
+pub(super) type Dictionaries = HashMap<i64, Arc<Words>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Codec {
@@ -36,7 +36,7 @@ pub(super) struct BatchReader<'a> {
     dictionaries: &'a Dictionaries,
 }
 
-/// A node's length and nulls, or a buffer's place and length.
+/// A node's length and nulls, or a buffer's offset and length.
 pub(super) fn pair(bytes: &[u8; 16]) -> (i64, i64) {
     let (words, _) = bytes.as_chunks::<8>();
     (i64::from_le_bytes(words[0]), i64::from_le_bytes(words[1]))
@@ -50,7 +50,7 @@ impl<'a> BatchReader<'a> {
             Some(compression) => match (compression.byte(0)?, compression.byte(1)?) {
                 (0, 0) => Some(Codec::Lz4),
                 (1, 0) => Some(Codec::Zstd),
-                _ => return Err("its buffers use an unknown compression".into()),
+                _ => return Err("unknown compression codec".into()),
             },
         };
         let (nodes, buffers, variadic) = (batch.structs(1)?.iter(), batch.structs(2)?.iter(), batch.structs(4)?.iter());
@@ -70,7 +70,7 @@ impl<'a> BatchReader<'a> {
         }
     }
 
-    /// The next buffer, unpacked. Its message was checked: the buffers claim no more than fits into memory.
+    /// The next buffer, decompressed. Its message was checked: the buffers claim no more than fits into memory.
     fn buffer(&mut self) -> Result<Bytes, String> {
         let (start, len) = pair(self.buffers.next().ok_or("a batch has too few buffers")?);
         let range = usize::try_from(start).ok().zip(usize::try_from(len).ok());
@@ -79,7 +79,7 @@ impl<'a> BatchReader<'a> {
             range.filter(|range| range.end <= self.body.len()).ok_or("a buffer ends past the end of the message")?;
         let bytes = self.body.slice(range);
         match self.codec {
-            Some(codec) if !bytes.is_empty() => unpack(codec, &bytes),
+            Some(codec) if !bytes.is_empty() => decompress(codec, &bytes),
             _ => Ok(bytes),
         }
     }
@@ -171,10 +171,10 @@ impl<'a> BatchReader<'a> {
                 Values::List(Offsets::Fixed(*size), Box::new(items))
             }
             (Form::Struct, Kind::Struct(fields)) => {
-                let place = kind.image_bytes().ok_or("a struct is expected to hold an image")?;
+                let index = kind.image_bytes().ok_or("a struct is expected to hold an image")?;
                 let mut bytes = None;
                 for (at, (field, child)) in fields.iter().zip(&layout.children).enumerate() {
-                    match at == place {
+                    match at == index {
                         true => bytes = Some(self.column(&field.kind, child)?),
                         false => self.skip(child)?,
                     }
@@ -213,28 +213,28 @@ fn check_empty(len: usize, bytes: usize) -> Result<(), String> {
     }
 }
 
-/// A packed buffer begins with its length, or with -1 if it is not packed.
-fn unpack(codec: Codec, bytes: &Bytes) -> Result<Bytes, String> {
-    let len = bytes.first_chunk().map(|len| i64::from_le_bytes(*len)).ok_or("a packed buffer has no length")?;
-    let packed = bytes.slice(8..);
+/// A compressed buffer begins with its decompressed length, or with -1 if it is not compressed.
+fn decompress(codec: Codec, bytes: &Bytes) -> Result<Bytes, String> {
+    let len = bytes.first_chunk().map(|len| i64::from_le_bytes(*len)).ok_or("a compressed buffer has no length")?;
+    let compressed = bytes.slice(8..);
     if len == -1 {
-        return Ok(packed);
+        return Ok(compressed);
     }
-    let len = usize::try_from(len).map_err(|_| "a packed buffer has a negative length")?;
+    let len = usize::try_from(len).map_err(|_| "a compressed buffer has a negative length")?;
     let mut out = Vec::new();
     if len > 0 {
         let most = len as u64 + 1;
         let read = match codec {
-            Codec::Lz4 => lz4_flex::frame::FrameDecoder::new(&packed[..]).take(most).read_to_end(&mut out),
-            Codec::Zstd => zstd::bulk::decompress(&packed, len).map(|bytes| {
+            Codec::Lz4 => lz4_flex::frame::FrameDecoder::new(&compressed[..]).take(most).read_to_end(&mut out),
+            Codec::Zstd => zstd::bulk::decompress(&compressed, len).map(|bytes| {
                 out = bytes;
                 out.len()
             }),
         };
-        read.map_err(|error| format!("a buffer cannot be unpacked: {error}"))?;
+        read.map_err(|error| format!("a buffer cannot be decompressed: {error}"))?;
     }
     match out.len() == len {
         true => Ok(out.into()),
-        false => Err(format!("a buffer unpacks to {} bytes instead of {len}", out.len())),
+        false => Err(format!("a buffer decompresses to {} bytes instead of {len}", out.len())),
     }
 }

@@ -11,9 +11,9 @@ use crate::files::Contents;
 use bytes::Bytes;
 
 pub(super) const MAGIC: &[u8] = b"ARROW1";
-/// Marks a message, before the four bytes of its length.
+/// Begins a message, before the four bytes of its length.
 pub(super) const CONTINUATION: [u8; 4] = [0xFF; 4];
-/// A batch or dictionary may unpack to this much.
+/// A batch or dictionary may decompress to this much.
 const BATCH_BYTES_MAX: u64 = 1 << 30;
 /// Where a message stands in the file.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub(super) struct Messages {
     pub batches: Vec<Block>,
 }
 
-/// What a message is about, by the number in the format.
+/// The kind of a message's header, by the number in the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
     Schema,
@@ -45,7 +45,7 @@ pub(super) enum Header {
 pub(super) struct Message<'a> {
     pub version: i16,
     header: Header,
-    about: Option<Table<'a>>,
+    table: Option<Table<'a>>,
     body: i64,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Message<'a> {
             3 => Header::RecordBatch,
             other => Header::Other(other),
         };
-        Ok(Self { version: root.short(0, 0)?, header, about: root.table(2)?, body: root.long(3)? })
+        Ok(Self { version: root.short(0, 0)?, header, table: root.table(2)?, body: root.long(3)? })
     }
 
     /// What older versions say about buffers is laid out in another way. The footer's version does not count: libraries write
@@ -70,15 +70,15 @@ impl<'a> Message<'a> {
         }
     }
 
-    pub fn about(&self, header: Header) -> Option<Table<'a>> {
-        self.about.filter(|_| self.header == header)
+    pub fn header(&self, header: Header) -> Option<Table<'a>> {
+        self.table.filter(|_| self.header == header)
     }
 
     /// The batch of rows, or of a dictionary's values.
     fn batch(&self) -> Result<Option<Table<'a>>, Broken> {
-        match self.about(Header::DictionaryBatch) {
+        match self.header(Header::DictionaryBatch) {
             Some(dictionary) => dictionary.table(1),
-            None => Ok(self.about(Header::RecordBatch)),
+            None => Ok(self.header(Header::RecordBatch)),
         }
     }
 }
@@ -100,14 +100,21 @@ impl Messages {
         contents.read_at(at, &mut end)?;
         let [a, b, c, d, magic @ ..] = end;
         if magic != MAGIC {
-            return Err(failed(&"the mark of an Arrow file is expected at the end"));
+            return Err(failed(&"an Arrow file ends with `ARROW1`"));
         }
         let len = u64::try_from(i32::from_le_bytes([a, b, c, d]));
         let len = len.map_err(|_| failed(&"it has a negative length"))?;
         let offset = at.checked_sub(len).ok_or_else(|| contents.damaged(at, "the footer is longer than the file"))?;
         let mut bytes = Vec::new();
         contents.read_into(offset, len, &mut bytes)?;
-        Self::of_footer_table(&bytes).map_err(|error| failed(&error))
+        let messages = Self::of_footer_table(&bytes).map_err(|error| failed(&error).at(offset))?;
+        let mut blocks = messages.dictionaries.iter().chain(&messages.batches);
+        let total = blocks.try_fold(0_u64, |total, block| total.checked_add(block.bytes()?));
+        // Otherwise a small file could list a message thousands of times.
+        match total.is_some_and(|total| total <= contents.bytes()) {
+            true => Ok(messages),
+            false => Err(contents.damaged(offset, "the messages that the footer lists are larger than the file")),
+        }
     }
 
     fn of_footer_table(bytes: &[u8]) -> Result<Self, Broken> {
@@ -123,7 +130,7 @@ impl Messages {
         let mut found: Option<Self> = None;
         let mut offset = 0;
         let mut bytes = Vec::new();
-        while offset + 8 <= contents.bytes() {
+        while offset < contents.bytes() {
             let mut prefix = [0; 8];
             contents.read_at(offset, &mut prefix)?;
             let [a, b, c, d, lens @ ..] = prefix;
@@ -144,7 +151,7 @@ impl Messages {
             let block = Block { offset: offset as i64, meta, body: body as i64 };
             match (&mut found, message.header) {
                 (None, Header::Schema) => {
-                    let schema = message.about.map(schema);
+                    let schema = message.table.map(schema);
                     let schema = schema.ok_or_else(|| contents.damaged(offset, "a schema is expected here"))?;
                     let (schema, layouts) =
                         schema.map_err(|error| decode_error(contents.path(), "its schema cannot be read", error))?;
@@ -154,6 +161,11 @@ impl Messages {
                 (Some(messages), Header::RecordBatch) => messages.batches.push(block),
                 (Some(messages), Header::DictionaryBatch) if messages.batches.is_empty() => {
                     messages.dictionaries.push(block);
+                }
+                (Some(_), Header::DictionaryBatch) => {
+                    let message = "a dictionary changes within the stream, which is not supported";
+                    let hint = "write it as an Arrow file (`pyarrow.ipc.new_file`), or with the same dictionary in all batches";
+                    return Err(ReadError::new(message, hint).in_file(contents.path()).at(offset));
                 }
                 (_, other) => {
                     let message = format!("a message of the kind {other:?} cannot be read here");
@@ -167,6 +179,15 @@ impl Messages {
 }
 
 impl Block {
+    /// Where it begins, for messages.
+    pub fn offset(&self) -> u64 {
+        u64::try_from(self.offset).unwrap_or(0)
+    }
+
+    fn bytes(&self) -> Option<u64> {
+        u64::try_from(self.meta).ok()?.checked_add(u64::try_from(self.body).ok()?)
+    }
+
     fn of(bytes: &[u8; 24]) -> Self {
         let (words, _) = bytes.as_chunks::<8>();
         let [a, b, c, d, ..] = words[1];
@@ -178,52 +199,52 @@ impl Block {
     }
 }
 
-/// A message with its body.
-pub(super) fn read_block(contents: &Contents, block: &Block) -> Result<Bytes, ReadError> {
+/// A message with its body, and the bytes that this takes, decompressed.
+pub(super) fn read_block(contents: &Contents, block: &Block) -> Result<(Bytes, u64), ReadError> {
     let (Ok(offset), Ok(meta), Ok(body)) =
         (u64::try_from(block.offset), u64::try_from(block.meta), u64::try_from(block.body))
     else {
-        return Err(contents.damaged(0, "a message has a negative place or size"));
+        return Err(contents.damaged(0, "a message has a negative offset or size"));
     };
     let mut bytes = Vec::new();
     let len = meta.checked_add(body).unwrap_or(u64::MAX);
     contents.read_into(offset, len, &mut bytes)?;
-    check_sizes(contents, offset, &bytes, meta)?;
-    Ok(bytes.into())
+    let decompressed = check_sizes(contents, offset, &bytes, meta)?;
+    Ok((bytes.into(), decompressed.max(body)))
 }
 
-/// A message, behind the mark and the length.
+/// A message, behind the continuation marker and the length.
 pub(super) fn message(bytes: &[u8]) -> Result<Message<'_>, Broken> {
     let start = if bytes.starts_with(&CONTINUATION) { 8 } else { 4 };
     Message::of(bytes.get(start..).ok_or("it is too short")?)
 }
 
-/// Packed buffers claim a length, for which memory is taken: it must make sense.
-fn check_sizes(contents: &Contents, offset: u64, bytes: &[u8], meta: u64) -> Result<(), ReadError> {
+/// Compressed buffers claim a length, for which memory is taken: it must make sense. Returns the sum of these lengths.
+fn check_sizes(contents: &Contents, offset: u64, bytes: &[u8], meta: u64) -> Result<u64, ReadError> {
     let damaged = |what: &str| contents.damaged(offset, format!("a message cannot be read: {what}"));
     let batch = message(bytes).and_then(|message| message.batch()).map_err(damaged)?;
-    let batch = batch.ok_or_else(|| damaged("it is not a batch"))?;
-    let is_packed = batch.table(3).map_err(damaged)?.is_some();
+    let batch = batch.ok_or_else(|| damaged("it is no batch"))?;
+    let is_compressed = batch.table(3).map_err(damaged)?.is_some();
     let body = usize::try_from(meta).ok().and_then(|meta| bytes.get(meta..)).ok_or_else(|| damaged("it is cut off"))?;
     let mut total = 0_u64;
     for buffer in batch.structs(2).map_err(damaged)?.iter().map(pair) {
         let (Ok(start), Ok(len)) = (usize::try_from(buffer.0), usize::try_from(buffer.1)) else {
-            return Err(damaged("a buffer has a negative place or size"));
+            return Err(damaged("a buffer has a negative offset or size"));
         };
         let end = start.checked_add(len).filter(|end| *end <= body.len());
-        let end = end.ok_or_else(|| damaged("a buffer ends past the end of the message"))?;
-        if is_packed {
+        let end = end.ok_or_else(|| damaged("a buffer ends behind the message"))?;
+        if is_compressed {
             let claimed = body[start..end].first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes));
             total = total.saturating_add(u64::try_from(claimed).unwrap_or(0));
         }
     }
     match total > BATCH_BYTES_MAX {
         true => {
-            let text = format!("a batch claims to unpack to {total} bytes, more than {BATCH_BYTES_MAX}");
+            let text = format!("a batch claims to decompress to {total} bytes, more than {BATCH_BYTES_MAX}");
             let hint = "the file is damaged, or has huge batches: write it again with smaller ones";
             Err(ReadError::new(text, hint).in_file(contents.path()).at(offset))
         }
-        false => Ok(()),
+        false => Ok(total),
     }
 }
 
@@ -234,7 +255,7 @@ pub(super) fn rows(contents: &Contents, block: &Block) -> Result<usize, ReadErro
     let meta = u64::try_from(block.meta).map_err(|_| damaged())?;
     let mut bytes = Vec::new();
     contents.read_into(offset, meta, &mut bytes)?;
-    let batch = message(&bytes).ok().and_then(|message| message.about(Header::RecordBatch));
+    let batch = message(&bytes).ok().and_then(|message| message.header(Header::RecordBatch));
     batch.and_then(|batch| usize::try_from(batch.long(0).ok()?).ok()).ok_or_else(damaged)
 }
 

@@ -1,16 +1,17 @@
 //! The schema of an Arrow file: the types of its columns, and how each is laid out in a batch.
 //! The numbers of fields and types are those of `Schema.fbs` in the Arrow format.
 
-use super::super::table::{Field, Kind, Number, Schema};
+use super::super::table::{Field, Kind, Number, SCHEMA_DEPTH_MAX, Schema};
 use super::flatbuffer::{Broken, Table};
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// Types within types.
-const DEPTH_MAX: usize = 64;
 /// What the fields of a schema may take together, at so much for each, and its names and metadata. Fields may share what they
 /// point to, so a small file can claim a huge schema.
 const SIZE_MAX: usize = 1 << 26;
 const FIELD_SIZE: usize = 64;
+/// Of the name of a time zone.
+const ZONE_BYTES_SHOWN: usize = 40;
 
 /// How a type is laid out: a node in a batch says its length, then come its buffers, then its children.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +65,7 @@ impl Walk {
     fn field(&mut self, table: Table<'_>, depth: usize) -> Result<(Field, Layout), Broken> {
         let name = table.text(0)?;
         self.take(FIELD_SIZE + name.len())?;
-        if depth >= DEPTH_MAX {
+        if depth >= SCHEMA_DEPTH_MAX {
             return Err("its schema is too deep");
         }
         let (mut fields, mut children) = (Vec::new(), Vec::new());
@@ -110,7 +111,7 @@ pub(super) fn schema(table: Table<'_>) -> Result<(Schema, Vec<Layout>), Broken> 
 fn int(table: Table<'_>) -> Result<Number, Broken> {
     match table.int(0, 0)? {
         bits @ (8 | 16 | 32 | 64) => Ok(Number::Int { bits: bits as u8, signed: table.byte(1)? != 0 }),
-        _ => Err("an integer type has an unknown size"),
+        _ => Err("unsupported integer width"),
     }
 }
 
@@ -123,29 +124,35 @@ fn time_unit(unit: i16) -> &'static str {
     }
 }
 
+/// The time zone of a timestamp. Many fields can share a long one: only its beginning is read.
+fn zone(timestamp: Table<'_>) -> Result<Cow<'_, str>, Broken> {
+    let zone = timestamp.structs::<1>(1)?.as_flattened();
+    Ok(String::from_utf8_lossy(&zone[..zone.len().min(ZONE_BYTES_SHOWN)]))
+}
+
 fn size(size: i32) -> Result<usize, Broken> {
     usize::try_from(size).map_err(|_| "a type has a negative size")
 }
 
 fn only_child(fields: Vec<Field>) -> Result<Box<Field>, Broken> {
-    let [item] = <[Field; 1]>::try_from(fields).map_err(|_| "a list does not have exactly one item type")?;
+    let [item] = <[Field; 1]>::try_from(fields).map_err(|_| "a list must have exactly one child")?;
     Ok(Box::new(item))
 }
 
 /// The type of a field with these children.
 fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> {
     let named = |name: String, form: Form| Ok((Kind::Other(name), form));
-    let about = field.table(3)?;
-    let about = || about.ok_or("a field has no type");
+    let details = field.table(3)?;
+    let details = || details.ok_or("a field has no type");
     Ok(match field.byte(2)? {
         1 => (Kind::Other("Null".into()), Form::Null),
-        2 => (Kind::Number(int(about()?)?), Form::Plain),
+        2 => (Kind::Number(int(details()?)?), Form::Plain),
         3 => {
-            let bits = match about()?.short(0, 0)? {
+            let bits = match details()?.short(0, 0)? {
                 0 => 16,
                 1 => 32,
                 2 => 64,
-                _ => return Err("a floating-point type has an unknown size"),
+                _ => return Err("unsupported floating-point width"),
             };
             (Kind::Number(Number::Float { bits }), Form::Plain)
         }
@@ -153,44 +160,44 @@ fn kind(field: Table<'_>, children: Vec<Field>) -> Result<(Kind, Form), Broken> 
         5 => (Kind::Text, Form::Joined { large: false }),
         6 => (Kind::Bool, Form::Plain),
         7 => {
-            let (precision, scale, bits) = (about()?.int(0, 0)?, about()?.int(1, 0)?, about()?.int(2, 128)?);
+            let (precision, scale, bits) = (details()?.int(0, 0)?, details()?.int(1, 0)?, details()?.int(2, 128)?);
             return named(format!("Decimal{bits}({precision}, {scale})"), Form::Plain);
         }
-        8 => return named(if about()?.short(0, 1)? == 0 { "Date32" } else { "Date64" }.into(), Form::Plain),
+        8 => return named(if details()?.short(0, 1)? == 0 { "Date32" } else { "Date64" }.into(), Form::Plain),
         9 => {
-            let (unit, bits) = (about()?.short(0, 1)?, about()?.int(1, 32)?);
+            let (unit, bits) = (details()?.short(0, 1)?, details()?.int(1, 32)?);
             return named(format!("Time{bits}({})", time_unit(unit)), Form::Plain);
         }
         10 => {
-            let (unit, zone) = (time_unit(about()?.short(0, 0)?), about()?.text(1)?);
-            let zone = zone.chars().take(40).collect::<String>();
+            let (unit, zone) = (time_unit(details()?.short(0, 0)?), zone(details()?)?);
             let name =
                 if zone.is_empty() { format!("Timestamp({unit})") } else { format!("Timestamp({unit}, {zone:?})") };
             return named(name, Form::Plain);
         }
         11 => {
-            let unit = ["YearMonth", "DayTime", "MonthDayNano"].get(about()?.short(0, 0)? as usize);
+            let unit = ["YearMonth", "DayTime", "MonthDayNano"].get(details()?.short(0, 0)? as usize);
             return named(format!("Interval({})", unit.copied().unwrap_or("?")), Form::Plain);
         }
-        18 => return named(format!("Duration({})", time_unit(about()?.short(0, 1)?)), Form::Plain),
+        // Of a duration Parquet files have only the number: both are read so.
+        18 => (Kind::Number(Number::Int { bits: 64, signed: true }), Form::Plain),
         12 => (Kind::List(only_child(children)?), Form::List { large: false }),
         21 => (Kind::List(only_child(children)?), Form::List { large: true }),
         25 => return named("ListView".into(), Form::ListView),
         26 => return named("LargeListView".into(), Form::ListView),
-        16 => (Kind::FixedList(only_child(children)?, size(about()?.int(0, 0)?)?), Form::FixedList),
+        16 => (Kind::FixedList(only_child(children)?, size(details()?.int(0, 0)?)?), Form::FixedList),
         17 => return named("Map".into(), Form::List { large: false }),
         13 => (Kind::Struct(children), Form::Struct),
         14 => {
-            let dense = about()?.short(0, 0)? == 1;
+            let dense = details()?.short(0, 0)? == 1;
             return named(format!("Union({})", if dense { "Dense" } else { "Sparse" }), Form::Union { dense });
         }
-        15 => (Kind::FixedBytes(size(about()?.int(0, 0)?)?), Form::Plain),
+        15 => (Kind::FixedBytes(size(details()?.int(0, 0)?)?), Form::Plain),
         19 => (Kind::Bytes, Form::Joined { large: true }),
         20 => (Kind::Text, Form::Joined { large: true }),
         22 => return named("RunEndEncoded".into(), Form::Runs),
         23 => (Kind::Bytes, Form::Views),
         24 => (Kind::Text, Form::Views),
-        _ => return Err("a field has an unknown type"),
+        _ => return Err("unknown type of a field"),
     })
 }
 
@@ -224,11 +231,28 @@ mod tests {
     }
 
     #[test]
+    fn of_a_long_time_zone_only_the_beginning_is_read() {
+        // The vtable of a field of type 10 and its table; that of the type, with a zone, and its table.
+        let mut bytes = Vec::new();
+        bytes.extend(16_u32.to_le_bytes());
+        bytes.extend([12_u16, 12, 0, 0, 4, 8].iter().flat_map(|word| word.to_le_bytes()));
+        bytes.extend(12_i32.to_le_bytes());
+        bytes.extend([10, 0, 0, 0]);
+        bytes.extend(12_u32.to_le_bytes());
+        bytes.extend([8_u16, 8, 0, 4].iter().flat_map(|word| word.to_le_bytes()));
+        bytes.extend([8_u32, 4, 1 << 20].iter().flat_map(|word| word.to_le_bytes()));
+        // What follows is no text.
+        bytes.extend([vec![b'A'; ZONE_BYTES_SHOWN], vec![0xFF; (1 << 20) - ZONE_BYTES_SHOWN]].concat());
+        let (kind, _) = kind(Table::root(&bytes).unwrap(), Vec::new()).unwrap();
+        assert_eq!(kind.to_string(), format!("Timestamp(s, \"{}\")", "A".repeat(ZONE_BYTES_SHOWN)));
+    }
+
+    #[test]
     fn fields_that_share_their_children_are_bounded() {
         let (few, _) = schema(Table::root(&shared(3)).unwrap()).unwrap();
         let name = "Struct(\"\": non-null Struct(\"\": non-null Struct(), \"\": non-null Struct()), ";
         assert!(few.fields[0].kind.to_string().starts_with(name), "{}", few.fields[0].kind);
         assert_eq!(schema(Table::root(&shared(40)).unwrap()).err(), Some("its schema is too large"));
-        assert_eq!(schema(Table::root(&shared(DEPTH_MAX + 1)).unwrap()).err(), Some("its schema is too deep"));
+        assert_eq!(schema(Table::root(&shared(SCHEMA_DEPTH_MAX + 1)).unwrap()).err(), Some("its schema is too deep"));
     }
 }
