@@ -393,6 +393,7 @@ pub fn product_flops(graph: &Graph) -> (f64, f64) {
     for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| phases[*at] == Phase::Grain) {
         if crate::is_product(node) {
             let flops = node.op.flops(&graph.types(&node.inputs), &graph.types(&node.outputs)) as f64;
+            let flops = flops * crate::model_share(node);
             all += flops;
             of_layer += if unit_of[at] == Some(SECOND_LAYER) { flops } else { 0.0 };
         }

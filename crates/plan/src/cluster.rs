@@ -68,12 +68,17 @@ pub struct Cluster {
     pub system: SystemTraits,
 }
 
-/// What one level gives to a group of ranks.
+/// What one level gives to a group of ranks. Where groups of ranks lie differently, this is the one that crosses the most.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LevelUse {
-    /// How many members of this level the group has, of each group of it that it has any of.
+    /// The level's place in [`Cluster::levels`].
+    pub level: usize,
+    /// Members of this level in which the group has ranks, all groups of the level together. At the first level of a span these
+    /// are the ranks themselves.
+    pub members: usize,
+    /// How many of them one group of the level has, at most.
     pub ranks: usize,
-    /// Ranks of the group inside one member.
+    /// Ranks of the group inside one member, at most.
     pub inside: usize,
     /// Seconds of an empty message.
     pub latency: f64,
@@ -131,20 +136,25 @@ impl Cluster {
     /// For `size` ranks whose numbers are `stride` apart: what each level gives to them, from the innermost. Levels at which
     /// the group has only one member are left out. All other ranks are taken to do the same at the same time.
     pub fn span(&self, stride: usize, size: usize) -> Vec<LevelUse> {
-        let (mut found, mut inside, mut devices_below) = (Vec::new(), 1, 1);
-        for level in &self.levels {
+        let group = RankGroup { stride: stride.max(1), size: size.max(1), devices: self.devices() };
+        let (mut found, mut below) = (Vec::new(), GroupShare { groups: group.size, inside: 1 });
+        let mut devices_below = 1;
+        for (at, level) in self.levels.iter().enumerate() {
             let devices = devices_below * level.count;
-            let reached = (devices / stride.max(1)).clamp(1, size);
-            let ranks = (reached / inside).max(1);
+            let share = group.share(devices);
+            let ranks = match below.groups == share.groups {
+                true => 1,
+                false if at == 0 => share.inside,
+                false => below.groups.min(devices.div_ceil(devices_below.max(group.stride))),
+            };
             if ranks > 1 {
-                // Groups like this one that leave the same member.
-                let groups = (devices_below / inside).max(1);
-                let bandwidth = level.link.reached() * level.links as f64 / groups as f64 / level.contention;
+                let sharers = group.leaving(devices_below) as f64;
+                let bandwidth = level.link.reached() * level.links as f64 / sharers / level.contention;
                 let (latency, link) = (level.link.latency, level.link.clone());
-                found.push(LevelUse { ranks, inside, latency, bandwidth, link });
-                inside *= ranks;
+                let GroupShare { groups: members, inside } = below;
+                found.push(LevelUse { level: at, members, ranks, inside, latency, bandwidth, link });
             }
-            devices_below = devices;
+            (devices_below, below) = (devices, share);
         }
         found
     }
@@ -188,6 +198,93 @@ impl Cluster {
         root.finish()?;
         Ok(cluster)
     }
+}
+
+/// Groups of devices whose borders are looked at; with more, these stand for all.
+const GROUPS_LOOKED_AT: usize = 64;
+
+/// Ranks of one axis of a mesh: `size` of them, `stride` apart. Blocks of `stride` such groups follow each other on the devices.
+#[derive(Clone, Copy)]
+struct RankGroup {
+    stride: usize,
+    size: usize,
+    /// Devices of the cluster.
+    devices: usize,
+}
+
+/// How a group of ranks lies on groups of so many devices.
+struct GroupShare {
+    /// Groups of devices in which it has ranks.
+    groups: usize,
+    /// The most ranks in one of them.
+    inside: usize,
+}
+
+impl RankGroup {
+    /// Devices from the first rank of a block to the first of the next one.
+    fn block(&self) -> usize {
+        self.stride.saturating_mul(self.size)
+    }
+
+    /// Of all groups of ranks, the one that meets the most groups of so many devices.
+    fn share(&self, devices: usize) -> GroupShare {
+        if devices >= self.devices {
+            return GroupShare { groups: 1, inside: self.size };
+        }
+        if self.stride >= devices {
+            return GroupShare { groups: self.size, inside: 1 };
+        }
+        let reach = (self.size - 1) * self.stride;
+        let whole = reach / devices + 1;
+        let straddles = self.last_offset(devices) + reach % devices >= devices;
+        let inside = match straddles && whole == 1 {
+            // It would fit into one, and lies in two.
+            true => self.size.div_ceil(2),
+            false => self.size.min(devices.div_ceil(self.stride)),
+        };
+        GroupShare { groups: whole + usize::from(straddles), inside }
+    }
+
+    /// The farthest from the begin of a group of so many devices at which a group of ranks starts.
+    fn last_offset(&self, devices: usize) -> usize {
+        let block = self.block();
+        let blocks = (self.devices / block).max(1);
+        let common = common_divisor(block, devices);
+        let offset = match blocks >= devices / common {
+            true => devices - common,
+            false => (0..blocks).map(|number| number * block % devices).max().unwrap_or(0),
+        };
+        (offset + self.stride - 1).min(devices - 1)
+    }
+
+    /// Groups of ranks that leave the same group of so many devices, at most.
+    fn leaving(&self, devices: usize) -> usize {
+        let block = self.block();
+        if self.stride >= devices || devices.is_multiple_of(block) || block.is_multiple_of(devices) {
+            return self.stride.min(devices);
+        }
+        // A block ends, and the next one begins, inside a group of devices.
+        let of_group = |group: usize| {
+            let [begin, end] = [group * devices, (group + 1) * devices].map(|border| self.across(border));
+            if group * devices / block == (group + 1) * devices / block { begin.max(end) } else { begin + end }
+        };
+        let groups = (self.devices / devices).min(GROUPS_LOOKED_AT);
+        (0..groups).map(of_group).max().unwrap_or(1).clamp(1, devices)
+    }
+
+    /// Groups of ranks on both sides of a border between devices.
+    fn across(&self, border: usize) -> usize {
+        let (block, at) = (border / self.block(), border % self.block());
+        if block >= self.devices / self.block() {
+            return 0;
+        }
+        let reach = (self.size - 1) * self.stride;
+        at.min(self.stride).saturating_sub(at.saturating_sub(reach))
+    }
+}
+
+fn common_divisor(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { common_divisor(other, one % other) }
 }
 
 /// A level above groups of so many devices.
@@ -252,6 +349,7 @@ fn read_failures(section: &Settings) -> Result<Failures, SettingError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::{Algorithm, CollectiveKind, seconds};
 
     pub(crate) fn read(text: &str) -> Result<Cluster, String> {
         let root = kolo_config::parse(text, "cluster.toml").map_err(|error| error.to_string())?;
@@ -273,6 +371,84 @@ mod tests {
         // Pairs in each of 16 nodes: four groups in each node, which leave it together.
         assert_eq!(spans(4, 32), [(2, 234.0), (16, 45.0)]);
         assert_eq!(spans(1, 16), [(8, 234.0), (2, 180.0)]);
+    }
+
+    fn of_levels(counts: &[usize]) -> Cluster {
+        let level = |count: &usize| format!("[[level]]\ncount = {count}\nlink = \"nvlink4\"\n");
+        read(&format!("device = \"h100-80\"\n{}", counts.iter().map(level).collect::<String>())).unwrap()
+    }
+
+    /// Numbers of the devices of every group of ranks in the blocks that a cluster has.
+    fn rank_groups(devices: usize, stride: usize, size: usize) -> Vec<Vec<usize>> {
+        let starts = (0..devices / (stride * size)).flat_map(|block| {
+            let first = block * stride * size;
+            first..first + stride
+        });
+        starts.map(|start| (0..size).map(|at| start + at * stride).collect()).collect()
+    }
+
+    fn distinct(ranks: &[usize], devices: usize) -> usize {
+        let mut groups: Vec<usize> = ranks.iter().map(|rank| rank / devices).collect();
+        groups.dedup();
+        groups.len()
+    }
+
+    #[test]
+    fn spans_are_what_the_numbers_of_the_ranks_say() {
+        for counts in [&[8, 2][..], &[6, 4], &[4, 3, 5], &[8, 4, 3]] {
+            let cluster = of_levels(counts);
+            let devices = cluster.devices();
+            for stride in 1..=devices {
+                for size in 2..=devices / stride {
+                    let groups = rank_groups(devices, stride, size);
+                    let span = cluster.span(stride, size);
+                    let context = format!("levels {counts:?}, stride {stride}, size {size}: {span:?}");
+                    assert_eq!(span[0].members, size, "{context}");
+                    let crossed = |level: usize| match level {
+                        0 => size,
+                        _ => groups.iter().map(|one| distinct(one, cluster.devices_at(level - 1))).max().unwrap(),
+                    };
+                    let outermost = (0..counts.len()).rev().find(|level| crossed(*level) > 1);
+                    assert_eq!(span.last().map(|level| level.level), outermost, "{context}");
+                    for level in &span {
+                        assert_eq!(level.members, crossed(level.level), "{context}");
+                        assert!(level.members >= level.ranks && level.inside * level.members >= size, "{context}");
+                        let below = level.level.checked_sub(1).map_or(1, |below| cluster.devices_at(below));
+                        let most = |one: &Vec<usize>| {
+                            one.iter()
+                                .map(|rank| one.iter().filter(|other| *other / below == rank / below).count())
+                                .max()
+                        };
+                        let inside = groups.iter().filter_map(most).max().unwrap();
+                        assert!(level.inside <= inside, "{context}");
+                        let leaves = |at: usize, one: &Vec<usize>| {
+                            one.iter().any(|rank| rank / below == at) && one.iter().any(|rank| rank / below != at)
+                        };
+                        let leaving = |at: usize| groups.iter().filter(|one| leaves(at, one)).count();
+                        let sharers = (0..devices / below).map(leaving).max().unwrap();
+                        let full =
+                            cluster.levels[level.level].link.reached() * cluster.levels[level.level].links as f64;
+                        let planned = (full / level.bandwidth).round() as usize;
+                        assert_eq!(sharers, planned, "{context}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_that_gains_a_host_is_no_faster() {
+        let pod = of_levels(&[8, 4]);
+        let all_reduce = |ranks: usize| {
+            let span = pod.with_devices(ranks).unwrap().span(1, ranks);
+            seconds(CollectiveKind::AllReduce, Algorithm::Fastest, 1e9, &span)
+        };
+        let times: Vec<f64> = (2..=32).map(all_reduce).collect();
+        assert!(times.windows(2).all(|pair| pair[0] <= pair[1]), "{times:?}");
+        // A pipeline that leaves its host sends over the network.
+        let slow = read("device = \"h100-80\"\n[[level]]\ncount = 8\nlink = \"nvlink4\"\n[[level]]\ncount = 2\nbandwidth_gbs = 0.125\n").unwrap();
+        let send = |ranks| seconds(CollectiveKind::Send, Algorithm::Fastest, 1e9, &slow.span(1, ranks));
+        assert!(send(12) == send(16) && send(12) > 100.0 * send(8));
     }
 
     #[test]

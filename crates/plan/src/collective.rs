@@ -94,8 +94,7 @@ impl Algorithm {
 
 /// Seconds of a collective of `bytes` among the ranks of a [span](crate::cluster::Cluster::span).
 pub fn seconds(kind: CollectiveKind, algorithm: Algorithm, bytes: f64, span: &[LevelUse]) -> f64 {
-    let ranks: usize = span.iter().map(|level| level.ranks).product();
-    if ranks <= 1 {
+    if span.is_empty() {
         return 0.0;
     }
     if let Some(seconds) = measured(kind, bytes, span) {
@@ -131,7 +130,7 @@ fn send(bytes: f64, span: &[LevelUse]) -> f64 {
 }
 
 fn ranks_of(span: &[LevelUse]) -> f64 {
-    span.iter().map(|level| level.ranks as f64).product()
+    span.first().map_or(1.0, |level| level.members as f64)
 }
 
 fn all_to_all(bytes: f64, span: &[LevelUse]) -> f64 {
@@ -158,8 +157,8 @@ fn ring(kind: CollectiveKind, bytes: f64, span: &[LevelUse]) -> f64 {
     let mut outside = 1.0;
     let mut latency = 0.0;
     for level in span.iter().rev() {
-        latency += outside * (level.ranks as f64 - 1.0) * level.latency;
-        outside *= level.ranks as f64;
+        latency += (level.members as f64 - outside) * level.latency;
+        outside = level.members as f64;
     }
     let slowest = span.iter().map(|level| level.bandwidth).fold(f64::INFINITY, f64::min);
     kind.phases() * (latency + (all - 1.0) / all * bytes / slowest)
@@ -201,7 +200,7 @@ mod tests {
 
     fn level(ranks: usize, inside: usize, latency: f64, bandwidth: f64) -> LevelUse {
         let link = Link { name: "test".into(), bandwidth, share: 1.0, latency, measured: Vec::new() };
-        LevelUse { ranks, inside, latency, bandwidth, link }
+        LevelUse { level: 0, members: ranks, ranks, inside, latency, bandwidth, link }
     }
 
     #[test]
@@ -222,7 +221,7 @@ mod tests {
     /// Four devices behind one card: what a ring sends over it once, a direct exchange sends four times.
     #[test]
     fn levels_are_crossed_as_often_as_the_algorithm_does() {
-        let span = [level(4, 1, 0.0, 1e11), level(16, 4, 0.0, 1e9)];
+        let span = [LevelUse { members: 64, ..level(4, 1, 0.0, 1e11) }, level(16, 4, 0.0, 1e9)];
         let all_reduce = |algorithm| seconds(CollectiveKind::AllReduce, algorithm, 1e9, &span);
         let ring = all_reduce(Algorithm::Ring);
         assert!((ring / (2.0 * 63.0 / 64.0) - 1.0).abs() < 1e-9, "{ring}");
@@ -242,7 +241,7 @@ mod tests {
         close(at(10.0), 1e-5);
         close(at(1e4), 1e-5 * 10f64.sqrt());
         close(at(2e7), 2e-2);
-        span[0].ranks = 4;
+        (span[0].ranks, span[0].members) = (4, 4);
         assert!((seconds(CollectiveKind::AllReduce, Algorithm::Ring, 1e4, &span) - (6e-6 + 1.5e-5)).abs() < 1e-9);
     }
 }

@@ -128,6 +128,12 @@ pub fn is_product(node: &Node) -> bool {
     node.op.work() != Work::Stream
 }
 
+/// Of an op's operations, the share that the model itself has. The backward pass of attention computes scores again, which is one of
+/// its five products.
+pub(crate) fn model_share(node: &Node) -> f64 {
+    if ["attention_grad", "attention_step_grad"].contains(&node.op.name()) { 4.0 / 5.0 } else { 1.0 }
+}
+
 /// Bytes of the host's memory that a step takes as its executor will run it.
 pub fn memory(program: &Program) -> MemoryPlan {
     let Program { graph, options, executor, .. } = program;

@@ -238,6 +238,7 @@ impl<'j> JobModels<'j> {
             recomputes: Recompute::ALL.to_vec(),
             schedules: FAMILIES.iter().map(|family| family.name).collect(),
             micro_batches_max: MICRO_BATCHES_MAX,
+            reproducible: self.job.reproducible,
         }
     }
 

@@ -1,6 +1,7 @@
 //! A simulation as JSON.
 
 use super::Simulation;
+use super::text::basis;
 use super::weeks::Weeks;
 use kolo_plan::simulate::picture::ScalingPoint;
 use serde_json::{Value, json};
@@ -50,12 +51,13 @@ fn run(weeks: &Weeks) -> Value {
     let Weeks { outcome, spec, best, .. } = weeks;
     let finite = |value: f64| value.is_finite().then_some(value);
     json!({
-        "seconds": spec.horizon, "failures": outcome.failures, "expected_failures": outcome.expected_failures,
+        "seconds": spec.horizon, "failures": outcome.failures, "expected_failures": spec.expected_failures(),
         "goodput": outcome.goodput(), "availability": outcome.availability(),
         "useful_s": outcome.useful, "lost_s": outcome.lost, "checkpoints_s": outcome.checkpoints,
         "restarting_s": outcome.restarting, "waiting_s": outcome.waiting, "missing_devices_s": outcome.slowed,
         "checkpoint_interval_s": finite(spec.interval), "checkpoint_s": spec.checkpoint, "restart_s": spec.restart,
         "best_interval_s": best.map(|best| best.seconds), "best_goodput": best.map(|best| best.efficiency),
+        "best_interval_from": best.map(|best| basis(best.basis)),
         "young_s": best.map(|best| best.young), "daly_s": best.map(|best| best.daly),
     })
 }

@@ -4,6 +4,7 @@ use super::Simulation;
 use super::weeks::Weeks;
 use crate::output::println;
 use crate::plan::text::separated;
+use kolo_plan::failures::IntervalBasis;
 use kolo_plan::search::explain::memory_kinds;
 use kolo_plan::simulate::picture::ScalingPoint;
 use kolo_train::machine::{format_bytes, format_duration};
@@ -85,7 +86,7 @@ fn print_weeks(weeks: &Weeks) {
     println!("{} with failures, seed {}", duration(spec.horizon), spec.seed);
     let kinds: Vec<String> = outcome.failures.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
     let kinds = if kinds.is_empty() { String::new() } else { format!(": {}", kinds.join(", ")) };
-    println!("  failures          {}{kinds}; {:.1} expected", outcome.failure_count(), outcome.expected_failures);
+    println!("  failures          {}{kinds}; {:.1} expected", outcome.failure_count(), spec.expected_failures());
     println!("  goodput           {:.2} % of an undisturbed run", 100.0 * outcome.goodput());
     println!("  availability      {:.2} %", 100.0 * outcome.availability());
     let parts = [
@@ -107,12 +108,24 @@ fn print_weeks(weeks: &Weeks) {
         );
     }
     if let Some(best) = best {
+        // The formula knows restarts, but nobody who waits for a repair or goes on with fewer devices.
+        let unknown = if outcome.waiting + outcome.slowed > 0.0 { ", waiting for repairs left out" } else { "" };
         println!(
-            "  best interval     {} ({:.2} % goodput by formula; Young {}, Daly {})",
+            "  best interval     {} ({:.2} % goodput by formula{unknown}; Young {}, Daly {}), from {}",
             duration(best.seconds),
             100.0 * best.efficiency,
             duration(best.young),
-            duration(best.daly)
+            duration(best.daly),
+            basis(best.basis)
         );
+    }
+}
+
+/// What an interval was found from, in words.
+pub fn basis(basis: IntervalBasis) -> String {
+    match basis {
+        IntervalBasis::Rates => "the rates of failure".into(),
+        IntervalBasis::Gaps(count) => format!("{} simulated times between failures", separated(count as u64)),
+        IntervalBasis::Expected => "the number of failures that is expected".into(),
     }
 }

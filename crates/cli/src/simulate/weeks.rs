@@ -64,6 +64,7 @@ pub fn simulate(
     }
     let mut spec = RunSpec {
         parts,
+        host_devices: host_devices(cluster, devices),
         recovery: if args.elastic { Recovery::Elastic } else { Recovery::Restart { spares: args.spares } },
         layouts,
         step,
@@ -73,37 +74,38 @@ pub fn simulate(
         horizon: weeks * SECONDS_PER_WEEK,
         seed: args.seed,
     };
-    let mut best = best_interval(&spec, None);
-    if cluster.failures.shape != 1.0 {
-        // Times between failures that are not exponential are taken from a run.
-        let first = RunSpec { interval: best.map_or(f64::INFINITY, |best| best.seconds), ..spec.clone() };
-        best = best_interval(&spec, Some(&simulate_run(&first)));
-    }
+    let best = best_interval(&spec);
     let asked = args.checkpoint_every.or_else(|| best.map(|best| best.seconds));
     spec.interval = asked.unwrap_or(f64::INFINITY);
     let outcome = simulate_run(&spec);
     Ok(Some(Weeks { outcome, best, interval_is_best: args.checkpoint_every.is_none(), spec }))
 }
 
+/// Devices of one host.
+fn host_devices(cluster: &Cluster, devices: usize) -> usize {
+    cluster.levels.first().map_or(1, |level| level.count).clamp(1, devices.max(1))
+}
+
 /// Everything that can fail: devices, hosts, and the links that leave a host.
 fn parts(cluster: &Cluster, devices: usize) -> Vec<Part> {
     let failures = &cluster.failures;
-    let per_host = cluster.levels.first().map_or(1, |level| level.count).clamp(1, devices.max(1));
+    let per_host = host_devices(cluster, devices);
     let hosts = devices.div_ceil(per_host);
-    let part = |kind: &str, count: usize, hours: f64, devices: usize| Part {
+    let part = |kind: &str, count: usize, hours: f64, per_host: usize| Part {
         kind: kind.into(),
         count,
         clock: Clock { mean: hours * SECONDS_PER_HOUR, shape: failures.shape },
         repair: failures.repair_minutes * 60.0,
-        devices,
+        per_host,
     };
     // A failed device takes its host out until it is repaired: workers of a host start together.
     let mut parts = vec![
         part("device", devices, failures.device_mtbf_hours, per_host),
-        part("host", hosts, failures.host_mtbf_hours, per_host),
+        part("host", hosts, failures.host_mtbf_hours, 1),
     ];
     if cluster.levels.len() > 1 {
-        parts.push(part("link", hosts * cluster.levels[1].links, failures.link_mtbf_hours, per_host));
+        let links = cluster.levels[1].links;
+        parts.push(part("link", hosts * links, failures.link_mtbf_hours, links));
     }
     parts.retain(|part| part.clock.rate() > 0.0);
     parts

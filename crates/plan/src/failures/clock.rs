@@ -36,8 +36,73 @@ pub struct Part {
     pub clock: Clock,
     /// Seconds until one that has failed is back.
     pub repair: f64,
-    /// Devices that are lost with it.
-    pub devices: usize,
+    /// How many of them a host has. One that has failed takes its host out until it is back.
+    pub per_host: usize,
+}
+
+/// Points of time at which the renewal equation is solved.
+const RENEWAL_STEPS: usize = 1500;
+/// From so many lifetimes on, failures come at their rate of the long run.
+const LIFETIMES_MANY: f64 = 150.0;
+
+impl Clock {
+    /// The probability that a new part has failed by then.
+    pub fn failed_by(&self, time: f64) -> f64 {
+        if self.rate() == 0.0 || time <= 0.0 {
+            return 0.0;
+        }
+        let scale = self.mean / gamma(1.0 + 1.0 / self.shape);
+        -(-(time / scale).powf(self.shape)).exp_m1()
+    }
+
+    /// How often a part that is new at first fails until then, on average, if it is new again after each repair.
+    pub fn expected_failures(&self, time: f64, repair: f64) -> f64 {
+        if self.rate() == 0.0 {
+            return 0.0;
+        }
+        let cycle = self.mean + repair;
+        if self.shape == 1.0 && repair == 0.0 {
+            return time * self.rate();
+        }
+        if time > LIFETIMES_MANY * cycle {
+            let ratio = gamma(1.0 + 2.0 / self.shape) / gamma(1.0 + 1.0 / self.shape).powi(2);
+            let variance = (ratio - 1.0) * self.mean * self.mean;
+            return time / cycle + (variance / (cycle * cycle) + 1.0) / 2.0 - self.mean / cycle;
+        }
+        self.renewals(time, repair)
+    }
+
+    /// Solves m(t) = F(t) + ∫ m(t − x − repair) dF(x), step by step.
+    fn renewals(&self, time: f64, repair: f64) -> f64 {
+        let width = time / RENEWAL_STEPS as f64;
+        let shift = repair / width;
+        let failed: Vec<f64> = (0..=RENEWAL_STEPS).map(|at| self.failed_by(at as f64 * width)).collect();
+        let mut expected = vec![0.0; RENEWAL_STEPS + 1];
+        for at in 1..=RENEWAL_STEPS {
+            // Where m is taken may lie between the point before and this one, which is not known yet.
+            let (mut known, mut own) = (failed[at], 0.0);
+            for first in 1..=at {
+                let since = (at - first) as f64 + 0.5 - shift;
+                if since <= 0.0 {
+                    break;
+                }
+                let (low, part) = (since as usize, since.fract());
+                let share = failed[first] - failed[first - 1];
+                known += share * (1.0 - part) * expected[low];
+                match low + 1 == at {
+                    true => own += share * part,
+                    false => known += share * part * expected[low + 1],
+                }
+            }
+            expected[at] = known / (1.0 - own);
+        }
+        expected[RENEWAL_STEPS]
+    }
+}
+
+/// Failures of all parts until then, on average.
+pub fn expected_failures(parts: &[Part], time: f64) -> f64 {
+    parts.iter().map(|part| part.count as f64 * part.clock.expected_failures(time, part.repair)).sum()
 }
 
 /// Failures of all parts per second, in the long run.

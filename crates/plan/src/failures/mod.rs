@@ -15,5 +15,5 @@ pub mod run;
 mod tests;
 
 pub use clock::{Clock, Part};
-pub use interval::{BestInterval, best_interval, daly_interval};
+pub use interval::{BestInterval, IntervalBasis, best_interval, daly_interval};
 pub use run::{LayoutSpeed, Period, PeriodKind, Recovery, RunOutcome, RunSpec, simulate_run};

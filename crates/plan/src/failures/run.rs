@@ -5,7 +5,7 @@
 //! *elastic* job goes on with the largest layout that the devices left can have; it loses the step that was under way, because
 //! every worker's state has a copy elsewhere, and grows again after the repair.
 
-use super::clock::{FailureTimes, Part, failure_rate};
+use super::clock::{FailureTimes, Part, expected_failures};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -31,6 +31,8 @@ pub struct LayoutSpeed {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunSpec {
     pub parts: Vec<Part>,
+    /// Devices of a host; the last one may have fewer.
+    pub host_devices: usize,
     pub recovery: Recovery,
     /// The largest first. A job that restarts has only the first.
     pub layouts: Vec<LayoutSpeed>,
@@ -45,6 +47,13 @@ pub struct RunSpec {
     /// Seconds of the run.
     pub horizon: f64,
     pub seed: u64,
+}
+
+impl RunSpec {
+    /// Failures of all parts until the run ends, on average: every part is new at first, and after each repair.
+    pub fn expected_failures(&self) -> f64 {
+        expected_failures(&self.parts, self.horizon)
+    }
 }
 
 /// What a job did in a while.
@@ -88,9 +97,7 @@ pub struct RunOutcome {
     /// Work on fewer devices than the first layout has: the share that was missing.
     pub slowed: f64,
     pub failures: BTreeMap<String, usize>,
-    /// As the rates of all parts say.
-    pub expected_failures: f64,
-    /// Seconds between failures, in order.
+    /// Seconds between failures that hold the job up, in order.
     pub gaps: Vec<f64>,
     /// In order; at most [`PERIODS_MAX`].
     pub periods: Vec<Period>,
@@ -165,9 +172,12 @@ struct Run<'s> {
     spec: &'s RunSpec,
     times: FailureTimes,
     heap: BinaryHeap<Reverse<(Moment, usize, Happens)>>,
-    /// By part: its kind, and how often it has failed.
+    /// By part: its kind, its host, and how often it has failed.
     part_kinds: Vec<usize>,
+    part_hosts: Vec<usize>,
     failed: Vec<u64>,
+    /// By host: parts that have failed and are not back.
+    out: Vec<u32>,
     now: f64,
     /// Devices that work, those that stand by among them.
     available: usize,
@@ -187,23 +197,27 @@ impl<'s> Run<'s> {
         let times = FailureTimes::new(spec.seed);
         let kinds = spec.parts.iter().enumerate().flat_map(|(kind, part)| std::iter::repeat_n(kind, part.count));
         let part_kinds: Vec<usize> = kinds.collect();
+        let hosts_of = |part: &Part| {
+            let per_host = part.per_host.max(1);
+            (0..part.count).map(move |number| number / per_host)
+        };
+        let part_hosts: Vec<usize> = spec.parts.iter().flat_map(hosts_of).collect();
+        let hosts = part_hosts.iter().max().map_or(0, |last| last + 1);
         let first = |(part, kind): (usize, &usize)| {
             let lifetime = times.lifetime(&spec.parts[*kind].clock, part as u64, 0);
             Reverse((Moment(lifetime), part, Happens::Fails))
         };
         let heap = part_kinds.iter().enumerate().map(first).filter(|entry| entry.0.0.0 < spec.horizon).collect();
         let spares = if let Recovery::Restart { spares } = spec.recovery { spares } else { 0 };
-        let outcome = RunOutcome {
-            expected_failures: failure_rate(&spec.parts) * spec.horizon,
-            horizon: spec.horizon,
-            ..RunOutcome::default()
-        };
+        let outcome = RunOutcome { horizon: spec.horizon, ..RunOutcome::default() };
         Self {
             spec,
             times,
             heap,
             failed: vec![0; part_kinds.len()],
+            out: vec![0; hosts],
             part_kinds,
+            part_hosts,
             now: 0.0,
             available: spec.layouts.first().map_or(0, |layout| layout.devices) + spares,
             layout: (!spec.layouts.is_empty()).then_some(0),
@@ -266,14 +280,26 @@ impl<'s> Run<'s> {
         self.outcome.slowed += computed * (1.0 - speed);
     }
 
+    /// Devices that are lost with a host.
+    fn devices_of(&self, host: usize) -> usize {
+        let all = self.spec.layouts.first().map_or(0, |layout| layout.devices);
+        all.saturating_sub(host * self.spec.host_devices).min(self.spec.host_devices)
+    }
+
     fn fail(&mut self, part: usize) {
         let kind = &self.spec.parts[self.part_kinds[part]];
         *self.outcome.failures.entry(kind.kind.clone()).or_default() += 1;
-        self.outcome.gaps.push(self.now - self.last_failure);
-        self.last_failure = self.now;
         self.failed[part] += 1;
         self.heap.push(Reverse((Moment(self.now + kind.repair), part, Happens::Returns)));
-        self.available = self.available.saturating_sub(kind.devices);
+        let host = self.part_hosts[part];
+        self.out[host] += 1;
+        if self.out[host] > 1 {
+            // The job has gone on without this host, or waits for it.
+            return;
+        }
+        self.outcome.gaps.push(self.now - self.last_failure);
+        self.last_failure = self.now;
+        self.available -= self.devices_of(host);
         let lost = match self.spec.recovery {
             Recovery::Restart { .. } => self.pending,
             Recovery::Elastic => self.pending.min(self.spec.step),
@@ -288,12 +314,16 @@ impl<'s> Run<'s> {
 
     fn repaired(&mut self, part: usize) {
         let kind = &self.spec.parts[self.part_kinds[part]];
-        self.available += kind.devices;
         let lifetime = self.times.lifetime(&kind.clock, part as u64, self.failed[part]);
         if self.now + lifetime < self.spec.horizon {
             self.heap.push(Reverse((Moment(self.now + lifetime), part, Happens::Fails)));
         }
-        self.choose_layout(false);
+        let host = self.part_hosts[part];
+        self.out[host] -= 1;
+        if self.out[host] == 0 {
+            self.available += self.devices_of(host);
+            self.choose_layout(false);
+        }
     }
 
     /// Takes the largest layout that the devices allow. Whoever changes it, or has lost a part, starts again.

@@ -60,7 +60,7 @@ pub struct SearchResult {
     pub nearest: Option<NearMiss>,
     /// The fastest that half as much memory again would allow, if it is faster than all that fit.
     pub with_more_memory: Option<Ranked>,
-    /// The fastest that memory allows, if cost or deadline rule it out.
+    /// The fastest that memory allows, if cost or deadline rule out all.
     pub beyond_limits: Option<Ranked>,
     /// Why the job cannot have some layouts, each once.
     pub refusals: Vec<String>,
@@ -107,15 +107,15 @@ pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Clu
     let mut found = search.fastest(&fitting, RANKED_MAX, f64::INFINITY, &mut result);
     let count = found.len();
     if let Some(best) = found.first().map(|best| best.seconds) {
-        // What memory costs is said of layouts alone: neither price nor time limit it.
-        let free = Limits { cost: None, deadline: None, ..*limits };
-        let search = Search { limits: &free, ..search };
         found.extend(search.fastest(&nearly, 1, best, &mut SearchResult::default()));
     }
     let mut played = in_parallel(&found, |ranked| search.played(ranked));
     let free = played.split_off(count).into_iter().next();
     played.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
     result.with_more_memory = free.filter(|free| played.first().is_some_and(|best| free.seconds < best.seconds));
+    // All have the same devices: the fastest is the cheapest, too, and what it takes is what the simulation says.
+    let within = played.partition_point(|one| !search.is_beyond(one));
+    result.beyond_limits = played.split_off(within).into_iter().next().filter(|_| within == 0);
     result.ranked = played;
     result
 }
@@ -170,25 +170,16 @@ impl Search<'_> {
             one.seconds.total_cmp(&other.seconds).then_with(|| one.entry.candidate.cmp(&other.entry.candidate))
         };
         bounded.sort_by(order);
-        let allowed = entries.first().map_or(f64::INFINITY, |any| self.allowed_seconds(any.candidate.devices()));
         let mut found: Vec<Ranked> = Vec::new();
         for part in bounded.chunks(AT_A_TIME) {
             let last = found.get(most - 1).map_or(below, |last| last.seconds);
-            // Once the fastest beyond the limits is known, nothing beyond them is of interest.
-            let beyond = result.beyond_limits.as_ref().map_or(f64::INFINITY, |beyond| beyond.seconds);
-            let last = last.min(beyond.max(allowed));
             let part = &part[..part.partition_point(|one| one.seconds < last)];
             if part.is_empty() {
                 break;
             }
             for ranked in in_parallel(part, |one| self.timed_below(&one.entry, last)).into_iter().flatten() {
                 result.timed += 1;
-                if self.is_beyond(&ranked) {
-                    let known = result.beyond_limits.as_ref().map_or(f64::INFINITY, |known| known.seconds);
-                    if ranked.seconds < known && self.models.accepts(&ranked.candidate).is_ok() {
-                        result.beyond_limits = Some(ranked);
-                    }
-                } else if ranked.seconds < below {
+                if ranked.seconds < below {
                     self.insert(&mut found, ranked, most, &mut result.refusals);
                 }
             }
@@ -208,14 +199,6 @@ impl Search<'_> {
         }
         let step = StepParts::from(self.models.times(&model)?);
         Some(ranked(candidate, &model, self.cluster, self.limits, step))
-    }
-
-    /// Seconds of a step on so many devices that deadline and price allow.
-    fn allowed_seconds(&self, devices: usize) -> f64 {
-        let Limits { cost, deadline, steps, .. } = *self.limits;
-        let price = self.cluster.device.price_per_hour.map_or(0.0, |price| price / SECONDS_PER_HOUR * devices as f64);
-        let affordable = cost.map_or(f64::INFINITY, |cost| cost / price);
-        deadline.unwrap_or(f64::INFINITY).min(affordable) / steps.max(1.0)
     }
 
     fn is_beyond(&self, ranked: &Ranked) -> bool {

@@ -24,6 +24,8 @@ pub struct SearchSpace {
     pub schedules: Vec<&'static str>,
     /// Micro-batches of a data rank, at most.
     pub micro_batches_max: usize,
+    /// Whether results must not depend on the number of workers: grains are then a power of two.
+    pub reproducible: bool,
 }
 
 /// Chunks per rank of an interleaved pipeline that are tried.
@@ -64,12 +66,11 @@ impl SearchSpace {
 
     fn extend(&self, shape: &Shape, found: &mut Vec<Candidate>) {
         let Shape { data, pipeline, tensor, tokens, sequence } = *shape;
-        // Grains are a power of two that the data ranks share evenly.
-        if !data.is_power_of_two() {
+        if !self.batch.is_multiple_of(data) || self.reproducible && !data.is_power_of_two() {
             return;
         }
-        let counts = (0..usize::BITS).map(|power| 1usize << power).take_while(|count| *count <= self.micro_batches_max);
-        for micro_batches in counts.filter(|count| self.batch.is_multiple_of(data.saturating_mul(*count))) {
+        let counts = divisors(self.batch / data).take_while(|count| *count <= self.micro_batches_max);
+        for micro_batches in counts.filter(|count| !self.reproducible || count.is_power_of_two()) {
             for (schedule, chunks) in self.pipelines(pipeline, micro_batches) {
                 for zero in 0..=if data > 1 { self.zero_max } else { 0 } {
                     for recompute in self.recomputes.iter().copied() {
@@ -127,6 +128,6 @@ struct Shape {
 }
 
 /// All divisors of a number, ascending.
-fn divisors(number: usize) -> impl Iterator<Item = usize> {
+pub fn divisors(number: usize) -> impl Iterator<Item = usize> {
     (1..=number).filter(move |one| number.is_multiple_of(*one))
 }

@@ -35,6 +35,7 @@ fn space(devices: usize, batch: usize) -> SearchSpace {
         recomputes: kolo_parallel::Recompute::ALL.to_vec(),
         schedules: vec!["1f1b", "interleaved", "zero-bubble", "bidirectional"],
         micro_batches_max: 64,
+        reproducible: true,
     }
 }
 
@@ -208,6 +209,69 @@ fn changes_that_help_come_with_their_gain() {
     assert!(list.iter().all(|one| one.gain > 0.0));
     let of_best = changes::changes(&best.candidate, &space, &toy, &cluster);
     assert!(of_best.iter().filter(|one| one.fits && !one.set.is_empty()).count() == 0, "{of_best:?}");
+}
+
+/// The spread of ranks' times that a cluster describes lengthens a simulated step as it lengthens a planned one.
+#[test]
+fn a_clusters_jitter_acts_on_simulated_steps() {
+    let (toy, cluster) = (Toy { layers: 8, batch: 64 }, cluster());
+    let candidates = space(16, 64).candidates();
+    let best = search(&candidates, &toy, &cluster, &Limits { steps: 1.0, ..Limits::default() }).ranked[0].clone();
+    let model = toy.model(&best.candidate, &cluster).unwrap();
+    let spread = StepModel { jitter: 0.1, ..model.clone() };
+    let step = |model: &StepModel| simulate_step(model, &cluster, &Conditions::default()).unwrap();
+    let (even, slower) = (step(&model), step(&spread));
+    let straggling = 1.0 + 0.1 * (2.0 * 16f64.ln()).sqrt();
+    assert!((slower.seconds / even.seconds / straggling - 1.0).abs() < 1e-12);
+    assert!((slower.utilisation * straggling / even.utilisation - 1.0).abs() < 1e-12);
+    let parts = slower.compute + slower.exposed.values().sum::<f64>() + slower.bubble;
+    assert!((parts / slower.seconds - 1.0).abs() < 1e-9 && slower.bubble > even.bubble);
+    let times = |model: &StepModel| model.times().unwrap().seconds;
+    assert!((times(&spread) / times(&model) / straggling - 1.0).abs() < 1e-12);
+}
+
+/// Every layout that is named keeps to the deadline as it is simulated, and the fastest of all is always among them.
+#[test]
+fn what_is_named_keeps_to_its_limits() {
+    let (toy, cluster) = (Toy { layers: 8, batch: 64 }, cluster());
+    let candidates = space(16, 64).candidates();
+    let free = Limits { steps: 1000.0, ..Limits::default() };
+    let all = search(&candidates, &toy, &cluster, &free).ranked;
+    let (first, last) = (all[0].run_seconds, all[all.len() - 1].run_seconds);
+    assert!(all.len() == 10 && last > 1.001 * first);
+    for at in 0..20 {
+        let deadline = first + (last - first) * f64::from(at) / 19.0;
+        let dear = all[0].cost.unwrap() * deadline / first;
+        for limits in [Limits { deadline: Some(deadline), ..free }, Limits { cost: Some(dear * (1.0 + 1e-12)), ..free }]
+        {
+            let found = search(&candidates, &toy, &cluster, &limits);
+            assert_eq!(found.ranked[0], all[0]);
+            assert!(found.ranked.iter().all(|one| one.run_seconds <= deadline * (1.0 + 1e-9)));
+            let kept = all.iter().filter(|one| one.run_seconds <= deadline * (1.0 - 1e-9)).count();
+            assert!(found.ranked.len() >= kept);
+        }
+    }
+    let late = search(&candidates, &toy, &cluster, &Limits { deadline: Some(0.999 * first), ..free });
+    assert!(late.ranked.is_empty());
+    assert_eq!(late.beyond_limits.unwrap(), all[0]);
+}
+
+/// Sums whose bits need not be kept are shared by any number of data ranks.
+#[test]
+fn jobs_that_allow_it_have_any_number_of_data_ranks() {
+    let cluster = cluster();
+    let limits = Limits { steps: 1.0, ..Limits::default() };
+    for (devices, batch) in [(6, 48), (12, 96), (24, 96), (40, 120)] {
+        let toy = Toy { layers: 8, batch };
+        let bound = space(devices, batch).candidates();
+        assert!(bound.iter().all(|one| one.data.is_power_of_two() && one.micro_batches.is_power_of_two()));
+        let any = SearchSpace { reproducible: false, ..space(devices, batch) }.candidates();
+        assert!(bound.iter().all(|one| any.contains(one)));
+        let alone: Vec<Candidate> = any.iter().filter(|one| one.data == devices).cloned().collect();
+        assert!(!alone.is_empty() && any.iter().all(|one| batch.is_multiple_of(one.grains())));
+        let [best, own] = [&any, &alone].map(|some| search(some, &toy, &cluster, &limits).ranked[0].seconds);
+        assert!(best <= own, "{devices} devices: {best} and {own}");
+    }
 }
 
 /// A step of 100,000 devices costs what its roles cost; with noise every rank is simulated.

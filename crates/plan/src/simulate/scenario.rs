@@ -331,7 +331,5 @@ fn handle_count(acts: &[Act]) -> u32 {
 
 /// The level of the network that joins so many ranks, so far apart.
 pub fn level_of(cluster: &Cluster, stride: usize, size: usize) -> u32 {
-    let reach = stride.saturating_mul(size);
-    let levels = cluster.levels.len();
-    (0..levels).find(|level| cluster.devices_at(*level) >= reach).unwrap_or(levels.saturating_sub(1)) as u32
+    cluster.span(stride, size).last().map_or(0, |level| level.level) as u32
 }

@@ -35,7 +35,8 @@ pub struct SimulatedStep {
     pub compute: f64,
     /// Waiting for exchanges, by axis.
     pub exposed: BTreeMap<String, f64>,
-    /// Waiting for other stages, or for ranks that are not done.
+    /// Waiting for other stages, or for ranks that are not done: the slowest of all, where a cluster's `jitter` says how their
+    /// times spread.
     pub bubble: f64,
     /// Of the model's operations, the share of what the devices could have done.
     pub utilisation: f64,
@@ -60,7 +61,9 @@ pub fn simulate_step(
     let exposed: BTreeMap<String, f64> =
         lanes.map(|(at, lane)| (lane.clone(), outcome.mean(&weights, |times| times.exposed[at]))).collect();
     let compute = outcome.mean(&weights, |times| times.compute);
-    let seconds = outcome.seconds;
+    // Noise that is drawn takes the place of the spread that a cluster file describes.
+    let straggling = if noise.is_none() { model.layout.straggling(model.jitter) } else { 1.0 };
+    let seconds = outcome.seconds * straggling;
     let bubble = (seconds - compute - exposed.values().sum::<f64>()).max(0.0);
     let possible = seconds * model.layout.workers() as f64 * model.peak_flops;
     let utilisation = if possible > 0.0 { model.model_flops / possible } else { 0.0 };
