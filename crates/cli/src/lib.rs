@@ -46,6 +46,7 @@ mod selftest_nccl;
 mod simulate;
 mod slurm;
 mod train;
+mod whole_file;
 mod workers;
 
 use kolo_data::SourceKind;
