@@ -211,6 +211,16 @@ impl FileSource {
         self.transforms[which].iter().try_for_each(|transform| transform.apply(&mut scratch.sample, &mut cx))
     }
 
+    /// As [`Source::fill`], but nothing stands in for a sample that cannot be read.
+    fn fill_unless_skipped(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
+        let draw = Draw { sample, epoch: None };
+        self.with_scratch(|scratch| match self.attempt(draw, self.transforms.len(), scratch) {
+            Ok(()) => self.write(draw, &scratch.sample, field, out),
+            Err(_) if self.on_error.skips() => Ok(()),
+            Err(error) => Err(error),
+        })
+    }
+
     fn write(&self, draw: Draw, sample: &Sample, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         let value = if field == 0 { &sample.x } else { &sample.y };
         value.write(out).map_err(|message| {
@@ -288,19 +298,27 @@ impl Source for FileSource {
         format!("{}; {fields}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
     }
 
-    /// Names and sizes of the files, what their readers know, and the contents of a few samples.
+    /// Names and sizes of the files, what some of them hold, what their readers know, class names, and the contents of a few
+    /// samples. It takes a bounded time, and counts no sample as read or skipped.
     fn fingerprint(&self) -> Result<String, ReadError> {
         let mut hasher = blake3::Hasher::new();
         for part in &self.parts {
             let parent = part.files.first().and_then(|file| file.path.parent()).unwrap_or(Path::new(""));
             hasher.update(&(part.files.len() as u64).to_le_bytes());
             for file in &part.files {
-                let name = file.path.strip_prefix(parent).unwrap_or(&file.path);
-                hasher.update(name.as_os_str().as_encoded_bytes());
+                if part.files.len() > 1 {
+                    let name = file.path.strip_prefix(parent).unwrap_or(&file.path);
+                    hasher.update(name.as_os_str().as_encoded_bytes());
+                }
                 // The size of a directory says nothing of its contents.
                 hasher.update(&if file.is_directory { 0 } else { file.bytes }.to_le_bytes());
             }
             hasher.update(part.reader.fingerprint().as_bytes());
+            fingerprint::add_contents(&mut hasher, &part.files);
+        }
+        for name in self.assembly.class_names.iter().flatten() {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name.as_bytes());
         }
         match self.is_stream() {
             // The first records of a stream stand for all, as others would have to be walked to.
@@ -308,7 +326,10 @@ impl Source for FileSource {
                 hasher.update(&(self.len() as u64).to_le_bytes());
                 self.fields.iter().for_each(|field| _ = hasher.update(field.to_string().as_bytes()));
             }
-            false => _ = hasher.update(fingerprint::sampled(self)?.as_bytes()),
+            false => {
+                let fill = |sample: usize, field: usize, out: Column<'_>| self.fill_unless_skipped(sample, field, out);
+                hasher.update(fingerprint::sampled_by(self, &fill)?.as_bytes());
+            }
         }
         Ok(hasher.finalize().to_hex()[..fingerprint::DIGITS].to_string())
     }
