@@ -12,6 +12,7 @@ use std::sync::Arc;
 const AT_ONCE: Key = Key {
     name: "at_once",
     value: KeyValue::Flag { default: false },
+    of_job: false,
     doc: "all gradients travel in one exchange, when the backward pass is over",
 };
 

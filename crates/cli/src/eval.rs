@@ -7,9 +7,11 @@ use crate::output::println;
 use crate::progress::Bar;
 use crate::saved::{SavedArgs, Trained};
 use clap::Args;
+use kolo_data::{ChosenSamples, Split};
 use kolo_exec::Options;
 use kolo_exec::store::Role;
-use kolo_train::Trainer;
+use kolo_train::trainer::Evaluation;
+use kolo_train::{Job, Trainer};
 use serde_json::{Map, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,12 +31,8 @@ pub struct EvalArgs {
     pub report: Option<PathBuf>,
 }
 
-pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
-    args.report.as_deref().map_or(Ok(()), check_writable)?;
-    let mut trained = Trained::open(&args.saved)?;
-    if let Some(path) = &args.data {
-        trained.set("data.test", path)?;
-    }
+/// The job, with the samples to evaluate on held out.
+fn job_of(kinds: &Kinds, args: &EvalArgs, trained: &Trained) -> Result<Job, Failure> {
     let mut job = trained.job(kinds)?;
     if args.test || args.data.is_some() {
         if job.split.test_len() == 0 {
@@ -42,19 +40,64 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
         }
         job.split = job.split.test_as_held_out();
     }
-    let job = Arc::new(job);
     if job.split.held_out_len() == 0 {
         let message = "nothing to evaluate: the job holds out no samples";
         return Err(Failure::usage(message, "name files with --data, or set `data.holdout`"));
     }
+    Ok(job)
+}
+
+/// Held-out samples that an evaluation of this job could read, in their order.
+fn readable(job: &Job) -> Vec<usize> {
+    let held_out = (0..job.split.held_out_len()).map(|at| job.split.held_out(at));
+    held_out.filter(|sample| !job.source.is_unreadable(*sample)).collect()
+}
+
+/// The same job with these samples held out alone.
+fn with_held_out(job: Job, held_out: &[usize]) -> Job {
+    let training = (0..job.split.train_len()).map(|at| job.split.train(at));
+    let samples: Vec<usize> = training.chain(held_out.iter().copied()).collect();
+    let split = Split::given(samples.len() - held_out.len(), held_out.len());
+    Job { source: Box::new(ChosenSamples::new(job.source, samples)), split, ..job }
+}
+
+/// What a model is worth, and which.
+struct Evaluated {
+    job: Arc<Job>,
+    trainer: Trainer,
+    evaluation: Option<Evaluation>,
+}
+
+fn evaluate(job: Job, args: &EvalArgs, trained: &Trained) -> Result<Evaluated, Failure> {
+    let job = Arc::new(job);
     let mut trainer = Trainer::new(Arc::clone(&job), Options::for_grains(job.grains, args.saved.threads()?))?;
     trained.fill(trainer.store_mut(), |entry| entry.role != Role::Moment)?;
     let bar = Bar::new(job.split.held_out_len(), "samples");
     let evaluation = trainer.evaluate_telling(&mut |done, _| bar.tell(done))?;
     bar.finish();
+    Ok(Evaluated { job, trainer, evaluation })
+}
+
+pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
+    args.report.as_deref().map_or(Ok(()), check_writable)?;
+    let mut trained = Trained::open(&args.saved)?;
+    if let Some(path) = &args.data {
+        trained.set("data.test", path)?;
+    }
+    let mut evaluated = evaluate(job_of(kinds, args, &trained)?, args, &trained)?;
+    let held_out = readable(&evaluated.job);
+    let skipped = evaluated.job.split.held_out_len() - held_out.len();
+    if skipped > 0 {
+        // Others stood in for them, which would count twice.
+        evaluated = evaluate(with_held_out(job_of(kinds, args, &trained)?, &held_out), args, &trained)?;
+    }
+    let Evaluated { job, trainer, evaluation } = evaluated;
     let Some(evaluation) = evaluation else { return Ok(()) };
     let what = args.data.as_deref().unwrap_or(if args.test { "test" } else { "held-out" });
     println!("{} samples, {what}", job.split.held_out_len());
+    if skipped > 0 {
+        println!("  skipped     {skipped} samples that could not be read");
+    }
     println!("  loss        {:.4}", evaluation.loss);
     for (name, value) in &evaluation.metrics {
         println!("  {name:<11} {value:.4}");
@@ -67,7 +110,7 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
     let metrics: Map<String, _> = evaluation.metrics.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let report = json!({
         "job": job.name, "samples": job.split.held_out_len(), "loss": evaluation.loss, "metrics": metrics,
-        "classification": classification, "weights": trainer.store().digest(),
+        "classification": classification, "skipped": skipped, "weights": trainer.store().digest(),
     });
     write_file(path, format!("{report:#}\n"))
 }

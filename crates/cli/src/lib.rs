@@ -47,6 +47,7 @@ mod simulate;
 mod slurm;
 mod train;
 mod transports;
+mod whole_file;
 mod workers;
 
 use kolo_data::SourceKind;

@@ -5,6 +5,7 @@ use crate::load::Kinds;
 use crate::output;
 use crate::progress::Bar;
 use crate::saved::{SavedArgs, Trained};
+use crate::whole_file::WholeFile;
 use clap::{Args, ValueEnum};
 use kolo_data::{Field, Source};
 use kolo_exec::Executor;
@@ -12,7 +13,6 @@ use kolo_exec::cpu::Cpu;
 use kolo_train::machine::format_count;
 use kolo_train::predict::{PredictionKind, Predictor, softmax};
 use serde_json::{Value, json};
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -197,18 +197,33 @@ fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -
     paths.iter().map(open).collect()
 }
 
-fn target(args: &PredictArgs) -> Result<(Box<dyn Write>, Format), Failure> {
+/// Where predictions go.
+struct Sink {
+    out: Box<dyn Write>,
+    /// Of --out.
+    file: Option<WholeFile>,
+    format: Format,
+}
+
+fn target(args: &PredictArgs) -> Result<Sink, Failure> {
     let by_ending =
         |path: &PathBuf| match path.extension().is_some_and(|ending| ending == "jsonl" || ending == "ndjson") {
             true => Format::Jsonl,
             false => Format::Csv,
         };
     let format = args.format.or(args.out.as_ref().map(by_ending)).unwrap_or(Format::Csv);
-    let out: Box<dyn Write> = match &args.out {
-        Some(path) => Box::new(BufWriter::new(File::create(path).map_err(|error| cannot_write(path, &error))?)),
-        None => Box::new(BufWriter::new(output::Out)),
+    let Some(path) = &args.out else {
+        return Ok(Sink { out: Box::new(BufWriter::new(output::Out)), file: None, format });
     };
-    Ok((out, format))
+    let is_out =
+        |input: &&String| path.canonicalize().is_ok_and(|path| Path::new(input).canonicalize().ok() == Some(path));
+    if let Some(input) = args.inputs.iter().find(is_out) {
+        let message = format!("--out: {input} is one of the inputs");
+        return Err(Failure::usage(message, "choose another name for the predictions"));
+    }
+    let file = WholeFile::create(path).map_err(|error| cannot_write(path, &error))?;
+    let out = Box::new(BufWriter::new(file.handle().map_err(|error| cannot_write(path, &error))?));
+    Ok(Sink { out, file: Some(file), format })
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
@@ -221,23 +236,70 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let mut predictor = Predictor::new(trained.model(kinds)?, &executor, threads)?;
     let all = given(kinds, &trained, &args.inputs, predictor.inputs())?;
     trained.fill(predictor.store_mut(), |_| true)?;
-    let (out, format) = target(args)?;
+    let Sink { out, file, format } = target(args)?;
     let kind = predictor.kind();
     let few = !matches!(kind, PredictionKind::Classes { classes, .. } if classes > PROBABILITIES_MAX);
     let (names, probabilities) = (all[0].class_names.clone(), args.probabilities && few);
     let mut lines = Lines { out, format, kind, names, probabilities, input: None, begun: false };
     let (begin, total) = (Instant::now(), all.iter().map(|given| given.samples.len()).sum::<usize>());
-    let bar = Bar::new(if args.out.is_some() { total } else { 0 }, "samples");
-    let width = match kind {
+    let written = write_all(&mut predictor, all, &mut lines, (threads, if file.is_some() { total } else { 0 }))?;
+    let written = written.and_then(|skipped| lines.out.flush().map(|()| skipped)).and_then(|skipped| {
+        drop(lines);
+        file.map_or(Ok(0), WholeFile::finish).map(|_| skipped)
+    });
+    let path = args.out.as_deref();
+    let skipped = written.map_err(|error| cannot_write(path.unwrap_or(Path::new("standard output")), &error))?;
+    tell(args, total - skipped.samples, &skipped, begin);
+    Ok(())
+}
+
+/// Records that have no prediction.
+#[derive(Default)]
+struct Skipped {
+    samples: usize,
+    /// What was wrong with the first of them.
+    message: Option<String>,
+}
+
+fn tell(args: &PredictArgs, total: usize, skipped: &Skipped, begin: Instant) {
+    if args.quiet {
+        return;
+    }
+    if let Some(path) = &args.out {
+        let rate = total as f64 / begin.elapsed().as_secs_f64().max(1e-9);
+        let (total, rate) = (format_count(total as u64), format_count(rate as u64));
+        output::print_error(&format!("{total} samples in {} ({rate} samples/s)", path.display()));
+    }
+    if skipped.samples > 0 {
+        let records = if skipped.samples == 1 { "record" } else { "records" };
+        let first = skipped.message.as_ref().map_or(String::new(), |message| format!("; the first: {message}"));
+        let count = format_count(skipped.samples as u64);
+        output::print_error(&format!("note: {count} {records} could not be read and have no prediction{first}"));
+    }
+}
+
+/// Writes what the model says of all samples, but of those that cannot be read. The bar shows `total`.
+fn write_all(
+    predictor: &mut Predictor,
+    all: Vec<Given>,
+    lines: &mut Lines,
+    (threads, total): (usize, usize),
+) -> Result<std::io::Result<Skipped>, Failure> {
+    let width = match lines.kind {
         PredictionKind::Classes { targets, classes } => targets * classes,
         PredictionKind::Values { count } => count,
     };
-    let (mut failed, mut before) = (None, 0);
+    let bar = Bar::new(total, "samples");
+    let (mut failed, mut before, mut skipped) = (None, 0, Skipped::default());
     for Given { input, source, columns, samples, .. } in all {
         lines.input = input;
-        let count = samples.len();
+        let (asked, list) = (Arc::clone(&source), samples.clone());
         predictor.run(source, columns, samples, threads, &mut |first, numbers| {
             for (at, numbers) in numbers.chunks(width.max(1)).enumerate() {
+                if asked.is_unreadable(list[first + at]) {
+                    skipped.samples += 1;
+                    continue;
+                }
                 if let Err(error) = lines.write(first + at, numbers) {
                     failed.get_or_insert(error);
                 }
@@ -245,17 +307,10 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
             bar.tell(before + first + numbers.len() / width.max(1));
             Ok(())
         })?;
-        before += count;
+        before += list.len();
+        let messages = asked.load_times().map(|times| times.skip_messages).unwrap_or_default();
+        skipped.message = skipped.message.or(messages.into_iter().next());
     }
     bar.finish();
-    let flushed = lines.out.flush();
-    if let Some(error) = failed.or(flushed.err()) {
-        return Err(cannot_write(args.out.as_deref().unwrap_or(Path::new("standard output")), &error));
-    }
-    if let Some(path) = args.out.as_ref().filter(|_| !args.quiet) {
-        let rate = total as f64 / begin.elapsed().as_secs_f64().max(1e-9);
-        let (total, rate) = (format_count(total as u64), format_count(rate as u64));
-        output::print_error(&format!("{total} samples in {} ({rate} samples/s)", path.display()));
-    }
-    Ok(())
+    Ok(failed.map_or(Ok(skipped), Err))
 }

@@ -41,6 +41,7 @@ use assembly::Assembly;
 use kolo_base::lock;
 use kolo_graph::field::{Column, Field};
 use kolo_graph::rng::Stream;
+use kolo_graph::settings::{SettingError, Settings};
 use part::Part;
 use std::path::Path;
 use std::sync::Mutex;
@@ -64,10 +65,34 @@ pub struct FileSource {
     fixed: usize,
     cache: Option<Cache>,
     fields: Vec<Field>,
-    skips: bool,
+    on_error: OnError,
     replacements: Stream,
     meter: LoadMeter,
     scratch: Mutex<Vec<Box<Scratch>>>,
+}
+
+/// What becomes of a sample that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnError {
+    Stop,
+    /// Another sample stands in, so that every batch is whole.
+    Replace,
+    /// Nothing is written in its place: whoever asked looks with [`Source::is_unreadable`].
+    LeaveOut,
+}
+
+impl OnError {
+    /// What `on_error` says, of a job that trains.
+    fn read(settings: &Settings) -> Result<Self, SettingError> {
+        Ok(match settings.choice("on_error", &["stop", "skip"])? {
+            "skip" => Self::Replace,
+            _ => Self::Stop,
+        })
+    }
+
+    fn skips(self) -> bool {
+        self != Self::Stop
+    }
 }
 
 /// Buffers of one thread at a time.
@@ -80,7 +105,7 @@ struct Scratch {
 }
 
 impl FileSource {
-    fn new(parts: Vec<Part>, split: Split, assembly: Assembly, seed: u64, skips: bool) -> Self {
+    fn new(parts: Vec<Part>, split: Split, assembly: Assembly, seed: u64, on_error: OnError) -> Self {
         Self {
             parts,
             split,
@@ -90,7 +115,7 @@ impl FileSource {
             fixed: 0,
             cache: None,
             fields: Vec::new(),
-            skips,
+            on_error,
             replacements: Stream::new(seed, "data.replacements"),
             meter: LoadMeter::default(),
             scratch: Mutex::default(),
@@ -120,10 +145,13 @@ impl FileSource {
     /// that is allowed: which one depends on the number of the sample only.
     fn make(&self, draw: Draw, transforms: usize, scratch: &mut Scratch) -> Result<(), ReadError> {
         let Err(error) = self.attempt(draw, transforms, scratch) else { return Ok(()) };
-        if !self.skips {
+        if self.on_error == OnError::Stop {
             return Err(error);
         }
-        self.meter.skip(&error);
+        self.meter.skip(draw.sample, &error);
+        if self.on_error == OnError::LeaveOut {
+            return Err(error);
+        }
         let purpose = self.split.purpose(draw.sample);
         let others = self.split.len_of(purpose) as u64;
         for attempt in 0..REPLACEMENTS_MAX {
@@ -184,6 +212,16 @@ impl FileSource {
         self.transforms[which].iter().try_for_each(|transform| transform.apply(&mut scratch.sample, &mut cx))
     }
 
+    /// As [`Source::fill`], but nothing stands in for a sample that cannot be read.
+    fn fill_unless_skipped(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
+        let draw = Draw { sample, epoch: None };
+        self.with_scratch(|scratch| match self.attempt(draw, self.transforms.len(), scratch) {
+            Ok(()) => self.write(draw, &scratch.sample, field, out),
+            Err(_) if self.on_error.skips() => Ok(()),
+            Err(error) => Err(error),
+        })
+    }
+
     fn write(&self, draw: Draw, sample: &Sample, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         let value = if field == 0 { &sample.x } else { &sample.y };
         value.write(out).map_err(|message| {
@@ -211,7 +249,7 @@ impl VisitTraining for FileSource {
             for sample in training.step_by(step) {
                 match self.attempt(Draw { sample, epoch: None }, self.transforms.len(), scratch) {
                     Ok(()) => visitor(&scratch.sample),
-                    Err(_) if self.skips => {}
+                    Err(_) if self.on_error.skips() => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -240,7 +278,10 @@ impl Source for FileSource {
 
     fn read(&self, draw: Draw, fields: &[usize], row: &mut dyn Row) -> Result<(), ReadError> {
         self.with_scratch(|scratch| {
-            self.make(draw, self.transforms.len(), scratch)?;
+            match self.make(draw, self.transforms.len(), scratch) {
+                Err(_) if self.on_error == OnError::LeaveOut => return Ok(()),
+                made => made?,
+            }
             self.meter.made();
             let mut fields = fields.iter().enumerate();
             fields.try_for_each(|(at, field)| self.write(draw, &scratch.sample, *field, row.column(at)))
@@ -258,19 +299,27 @@ impl Source for FileSource {
         format!("{}; {fields}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
     }
 
-    /// Names and sizes of the files, what their readers know, and the contents of a few samples.
+    /// Names and sizes of the files, what some of them hold, what their readers know, class names, and the contents of a few
+    /// samples. It takes a bounded time, and counts no sample as read or skipped.
     fn fingerprint(&self) -> Result<String, ReadError> {
         let mut hasher = blake3::Hasher::new();
         for part in &self.parts {
             let parent = part.files.first().and_then(|file| file.path.parent()).unwrap_or(Path::new(""));
             hasher.update(&(part.files.len() as u64).to_le_bytes());
             for file in &part.files {
-                let name = file.path.strip_prefix(parent).unwrap_or(&file.path);
-                hasher.update(name.as_os_str().as_encoded_bytes());
+                if part.files.len() > 1 {
+                    let name = file.path.strip_prefix(parent).unwrap_or(&file.path);
+                    hasher.update(name.as_os_str().as_encoded_bytes());
+                }
                 // The size of a directory says nothing of its contents.
                 hasher.update(&if file.is_directory { 0 } else { file.bytes }.to_le_bytes());
             }
             hasher.update(part.reader.fingerprint().as_bytes());
+            fingerprint::add_contents(&mut hasher, &part.files);
+        }
+        for name in self.assembly.class_names.iter().flatten() {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name.as_bytes());
         }
         match self.is_stream() {
             // The first records of a stream stand for all, as others would have to be walked to.
@@ -278,7 +327,10 @@ impl Source for FileSource {
                 hasher.update(&(self.len() as u64).to_le_bytes());
                 self.fields.iter().for_each(|field| _ = hasher.update(field.to_string().as_bytes()));
             }
-            false => _ = hasher.update(fingerprint::sampled(self)?.as_bytes()),
+            false => {
+                let fill = |sample: usize, field: usize, out: Column<'_>| self.fill_unless_skipped(sample, field, out);
+                hasher.update(fingerprint::sampled_by(self, &fill)?.as_bytes());
+            }
         }
         Ok(hasher.finalize().to_hex()[..fingerprint::DIGITS].to_string())
     }
@@ -289,6 +341,10 @@ impl Source for FileSource {
 
     fn class_names(&self) -> Option<&[String]> {
         self.assembly.class_names.as_deref()
+    }
+
+    fn is_unreadable(&self, sample: usize) -> bool {
+        self.meter.is_unreadable(sample)
     }
 
     fn load_times(&self) -> Option<LoadTimes> {

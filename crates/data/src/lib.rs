@@ -18,6 +18,7 @@
 mod ahead;
 mod arrays;
 mod cache;
+mod chosen;
 mod error;
 mod file_source;
 pub mod files;
@@ -52,6 +53,7 @@ mod windows;
 pub mod writer;
 pub mod writers;
 
+pub use chosen::ChosenSamples;
 pub use error::ReadError;
 pub use file_source::{FileSource, open_for_field, open_for_prediction};
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};

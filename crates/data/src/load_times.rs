@@ -2,6 +2,7 @@
 
 use crate::error::ReadError;
 use kolo_base::lock;
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -20,7 +21,7 @@ pub struct LoadTimes {
     pub transform_ns: u64,
     /// Samples that came out of the cache.
     pub cached: u64,
-    /// Samples that could not be read, and for which another one stood in.
+    /// Samples that could not be read, and for which another one stood in, or none.
     pub skipped: u64,
     /// What was wrong with the first of them.
     pub skip_messages: Vec<String>,
@@ -57,6 +58,8 @@ pub(crate) struct LoadMeter {
     cached: AtomicU64,
     skipped: AtomicU64,
     messages: Mutex<Vec<String>>,
+    /// Samples that could not be read.
+    unreadable: Mutex<BTreeSet<usize>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,13 +90,19 @@ impl LoadMeter {
         self.cached.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn skip(&self, error: &ReadError) {
+    pub fn skip(&self, sample: usize, error: &ReadError) {
         self.skipped.fetch_add(1, Ordering::Relaxed);
+        lock(&self.unreadable).insert(sample);
         let mut messages = lock(&self.messages);
         let message = error.what();
         if messages.len() < MESSAGES_MAX && !messages.contains(&message) {
             messages.push(message);
         }
+    }
+
+    /// Whether this sample was skipped.
+    pub fn is_unreadable(&self, sample: usize) -> bool {
+        lock(&self.unreadable).contains(&sample)
     }
 
     pub fn times(&self) -> LoadTimes {

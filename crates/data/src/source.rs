@@ -82,6 +82,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether this sample was asked for and could not be read: what was given in its place is not it.
+    fn is_unreadable(&self, _sample: usize) -> bool {
+        false
+    }
+
     /// Where the time of making samples went, if the source measures it.
     fn load_times(&self) -> Option<LoadTimes> {
         None

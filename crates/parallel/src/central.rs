@@ -23,6 +23,7 @@ use std::sync::Arc;
 const CENTRAL: Key = Key {
     name: "central",
     value: KeyValue::Flag { default: false },
+    of_job: false,
     doc: "one copy of the weights per host, read by all its workers, each of which updates its own run; needs shared \
           memory; cannot be combined with `zero`",
 };

@@ -22,6 +22,7 @@ const MIB: f64 = (1 << 20) as f64;
 pub(crate) const BUCKET_MIB: Key = Key {
     name: "bucket_mib",
     value: KeyValue::Number { default: BUCKET_BYTES as f64 / MIB, low: 0.0, high: 4096.0 },
+    of_job: false,
     doc: "gradients are exchanged in runs of at least this size, each as soon as it is ready; 0: tensor by tensor",
 };
 

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) const LAYERS: Key = Key {
     name: "layers",
     value: KeyValue::Layers,
+    of_job: true,
     doc: "a table of layers that are split otherwise, such as `\"features.*\" = { spatial = 2 }` or `\"head\" = { tensor = 1 }`; `*` stands for any text",
 };
 

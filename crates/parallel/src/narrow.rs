@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 const WIRE: Key = Key {
     name: "wire",
     value: KeyValue::Choice(&["f32", "bf16"]),
+    of_job: true,
     doc: "bf16: gradients travel in half the bytes, and what rounding takes is added in the next step; needs \
           `job.reproducible = false`",
 };

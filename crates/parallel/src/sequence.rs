@@ -19,6 +19,7 @@ use std::sync::Arc;
 pub const RANKS: Key = Key {
     name: "context",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
+    of_job: false,
     doc: "workers that share the tokens of every sample, with `sequence = \"heads\"` or `\"context\"`",
 };
 

@@ -30,11 +30,13 @@ const TILES_MAX: usize = 64;
 pub const RANKS: Key = Key {
     name: "spatial",
     value: KeyValue::Pair { most: TILES_MAX },
+    of_job: false,
     doc: "workers that share the rows and columns of every image, with halos: `[2, 1]` are two strips, `[2, 2]` four tiles",
 };
 pub const TILES: Key = Key {
     name: "tiles",
     value: KeyValue::Pair { most: TILES_MAX },
+    of_job: true,
     doc: "parts that images are cut into for `spatial`, powers of two and multiples of it; part of the job, as grains are",
 };
 

@@ -47,6 +47,8 @@ pub struct StrategyKind {
 pub struct Key {
     pub name: &'static str,
     pub value: KeyValue,
+    /// Part of the job, as grains are: another value gives other bits. Others say who does the work.
+    pub of_job: bool,
     /// What it does.
     pub doc: &'static str,
 }

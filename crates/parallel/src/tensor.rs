@@ -22,17 +22,20 @@ pub const TENSOR: &str = "tensor";
 pub const RANKS: Key = Key {
     name: TENSOR,
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
+    of_job: false,
     doc: "workers that share every layer: columns, rows, heads, classes, channels",
 };
 pub const SLICES: Key = Key {
     name: "slices",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
+    of_job: true,
     doc: "parts of a sum that workers may share, a power of two and a multiple of `tensor`; part of the job, as grains are",
 };
 
 pub const SEQUENCE: Key = Key {
     name: "sequence",
     value: KeyValue::Choice(&SequenceSplit::NAMES),
+    of_job: true,
     doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`; `heads`: all but attention is, among those of `context`; `context`: attention is, too, and keys and values go round a ring",
 };
 
@@ -40,6 +43,7 @@ pub const SEQUENCE: Key = Key {
 pub const TENSOR_SLICES: Key = Key {
     name: "tensor_slices",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
+    of_job: true,
     doc: "`slices` of layers where those of the tokens are other ones (`sequence = \"heads\"` or `\"context\"`): a power of two and a multiple of `tensor`",
 };
 

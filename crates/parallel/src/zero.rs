@@ -43,6 +43,7 @@ pub const STAGE_MAX: usize = 3;
 pub const ZERO: Key = Key {
     name: "zero",
     value: KeyValue::Count { default: 0, least: 0, most: STAGE_MAX },
+    of_job: false,
     doc: "1: each worker keeps and runs the optimizer of its own equal run of the parameters; 2: and keeps the gradients of \
           that run alone; 3: and its weights, and layers are gathered while they are used; same digest, less memory",
 };
@@ -50,6 +51,7 @@ pub const ZERO: Key = Key {
 const PREFETCH: Key = Key {
     name: "prefetch",
     value: KeyValue::Count { default: 1, least: 0, most: usize::MAX },
+    of_job: false,
     doc: "with `zero = 3`: layers that are gathered before the one in use is done; more hide more of the exchange and take more memory",
 };
 

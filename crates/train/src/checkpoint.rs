@@ -12,6 +12,7 @@ mod saver;
 mod share;
 mod start;
 
+pub(crate) use restore::DataRecord;
 pub use restore::{Resumed, TrainerRecord, newest};
 pub use rule::{Every, SavingRule};
 pub(crate) use saver::{Gate, Saver};

@@ -1,6 +1,6 @@
 //! A job: everything a job file says, checked and made ready.
 
-use crate::checkpoint::{SavingRule, StartWeights};
+use crate::checkpoint::{DataRecord, SavingRule, StartWeights};
 use crate::error::Error;
 use crate::job_file;
 use crate::loss_scale;
@@ -240,6 +240,12 @@ impl Job {
         ];
         let derived = derived.into_iter().map(|(key, value)| (key.to_string(), value));
         Ok(self.settings.iter().cloned().chain(derived).collect())
+    }
+
+    /// What tells these data from others; `None` if a sample that this looks at cannot be read.
+    pub(crate) fn data_record(&self) -> Option<DataRecord> {
+        let (samples, held_out) = (self.split.train_len(), self.split.held_out_len());
+        Some(DataRecord { samples, held_out, fingerprint: self.source.fingerprint().ok()? })
     }
 
     /// Lets this executor run its graphs, in the job's precision and with as much in the host's memory as the job says.

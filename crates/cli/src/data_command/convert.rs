@@ -4,13 +4,13 @@ use super::open::{Input, open};
 use crate::fail::Failure;
 use crate::output::println;
 use crate::progress::Bar;
+use crate::whole_file::WholeFile;
 use clap::Args;
 use kolo_data::ReadError;
 use kolo_data::format::Reader;
 use kolo_data::record::{Record, RecordColumn, RecordKind, RecordValue};
 use kolo_data::writer::{self, WriteError};
 use kolo_train::machine::{format_bytes, format_count};
-use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -82,15 +82,6 @@ fn chosen(reader: Box<dyn Reader>, names: &[String]) -> Result<Box<dyn Reader>, 
     Ok(Box::new(Chosen { reader, columns, places }))
 }
 
-/// A file with another name until it is whole.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
     Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
 }
@@ -109,14 +100,12 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     let opened = open(std::slice::from_ref(&args.from), &args.input)?;
     let reader = chosen(opened.reader, &args.columns)?;
     let begin = Instant::now();
-    let temporary = Temporary(with_ending(&args.to, &format!(".part-{}", std::process::id())));
-    let file = create(&temporary.0).map_err(|error| io_failure(&temporary.0, &error))?;
+    let target = WholeFile::create(&args.to).map_err(|error| io_failure(&args.to, &error))?;
+    let file = target.handle().map_err(|error| io_failure(&args.to, &error))?;
     let bar = Bar::new(reader.len(), "records");
-    let file = writer::convert(&*reader, kind, file, &mut |done| bar.tell(done)).map_err(failed)?;
+    writer::convert(&*reader, kind, file, &mut |done| bar.tell(done)).map_err(failed)?;
     bar.finish();
-    let bytes = file.metadata().map_or(0, |meta| meta.len());
-    let kept = file.sync_all().and_then(|()| std::fs::rename(&temporary.0, &args.to));
-    kept.map_err(|error| io_failure(&args.to, &error))?;
+    let bytes = target.finish().map_err(|error| io_failure(&args.to, &error))?;
     let seconds = begin.elapsed().as_secs_f64();
     println!(
         "{} records in {} ({}, {seconds:.1} s, {} records/s)",
@@ -135,14 +124,4 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
 fn classes(column: &RecordColumn) -> Option<String> {
     let RecordKind::Class { names } = &column.kind else { return None };
     Some(format!("`{}` is written as a number; write these names into the job: classes = {names:?}", column.name))
-}
-
-fn create(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).write(true).create_new(true).open(path)
-}
-
-fn with_ending(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(ending);
-    name.into()
 }

@@ -210,3 +210,70 @@ fn standard_input_is_a_stream() {
     let held_out = json_at(&dir.path().join("held.json"));
     assert_eq!(held_out["classification"]["classes"][1]["name"], "below");
 }
+
+/// A run that was trained to skip what it cannot read, with `bad.csv`, of whose records 1 and 3 cannot be read.
+fn trained_to_skip(dir: &Path) {
+    table(dir, "table.csv", true);
+    trained(dir, &TABLE.replace("[train]", "on_error = \"skip\"\n[train]"));
+    std::fs::write(dir.join("bad.csv"), "b,a\n1,2\noops\n3,1\n,5\n9,2\n").expect("a table");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_has_no_prediction() {
+    let dir = tempdir();
+    trained_to_skip(dir.path());
+    std::fs::write(dir.path().join("good.csv"), "b,a\n1,2\n3,1\n9,2\n").expect("a table");
+    let answers = |text: &str| -> Vec<(String, String)> {
+        let rows = text.lines().skip(1).filter_map(|line| line.split_once(','));
+        rows.map(|(record, answer)| (record.into(), answer.into())).collect()
+    };
+    let good = answers(&stdout_of(dir.path(), &["predict", "run", "good.csv"]));
+    let output = run_in(dir.path(), &["predict", "run", "bad.csv"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let expected: Vec<(String, String)> =
+        ["0", "2", "4"].iter().zip(&good).map(|(record, (_, answer))| (record.to_string(), answer.clone())).collect();
+    assert_eq!(answers(&String::from_utf8_lossy(&output.stdout)), expected);
+    assert!(said.contains("2 records could not be read and have no prediction; the first: "), "{said}");
+    // With nothing to read there is nothing to say, and no other record to say it of.
+    std::fs::write(dir.path().join("bad.csv"), "b,a\noops\n,5\n").expect("a table");
+    assert_eq!(stdout_of(dir.path(), &["predict", "run", "bad.csv"]), "");
+}
+
+#[test]
+fn an_evaluation_counts_no_sample_twice() {
+    let dir = tempdir();
+    trained_to_skip(dir.path());
+    std::fs::write(dir.path().join("good.csv"), "a,b,kind\n1,2,above\n3,1,below\n9,2,above\n").expect("a table");
+    let bad = "a,b,kind\n1,2,above\n,1,below\n3,1,below\n,7,above\n9,2,above\n";
+    std::fs::write(dir.path().join("bad.csv"), bad).expect("a table");
+    let eval = |data: &str| {
+        let said = stdout_of(dir.path(), &["eval", "run", "--data", data, "--report", "eval.json"]);
+        (said, json_at(&dir.path().join("eval.json")))
+    };
+    let ((_, good), (said, mixed)) = (eval("good.csv"), eval("bad.csv"));
+    assert!(said.contains("3 samples, bad.csv\n  skipped     2 samples that could not be read\n"), "{said}");
+    assert_eq!((&mixed["samples"], &mixed["skipped"], &good["skipped"]), (&3.into(), &2.into(), &0.into()));
+    assert_eq!((&mixed["loss"], &mixed["metrics"]), (&good["loss"], &good["metrics"]));
+}
+
+#[test]
+fn predictions_replace_a_file_only_when_they_are_whole() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    trained(dir.path(), TABLE);
+    table(dir.path(), "new.csv", false);
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect("a file");
+    let input = read("new.csv");
+    fails(dir.path(), &["predict", "run", "new.csv", "--out", "./new.csv"], "new.csv is one of the inputs");
+    assert_eq!(read("new.csv"), input);
+    stdout_of(dir.path(), &["predict", "run", "new.csv", "--out", "said.csv", "--quiet"]);
+    let said = read("said.csv");
+    std::fs::write(dir.path().join("bad.csv"), format!("{input}oops\n")).expect("a table");
+    let output = run_in(dir.path(), &["predict", "run", "bad.csv", "--out", "said.csv"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((read("said.csv"), said.lines().count()), (said.clone(), 121));
+    let left = std::fs::read_dir(dir.path()).expect("a directory").filter_map(Result::ok);
+    let left: Vec<String> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    assert!(left.iter().all(|name| !name.contains(".part-")), "{left:?}");
+}

@@ -5,7 +5,7 @@ use super::classes;
 use super::columns::{self, Chosen, InputKind};
 use super::lookup::Lookup;
 use super::part::{Part, Places};
-use super::{FITTED_SAMPLES_MAX, FileSource, streamed};
+use super::{FITTED_SAMPLES_MAX, FileSource, OnError, streamed};
 use crate::cache::Cache;
 use crate::error::ReadError;
 use crate::format::OpenError;
@@ -66,7 +66,8 @@ pub(super) fn readable(error: OpenError, settings: &Settings, key: &str) -> Sett
 
 /// One source of several parts, each with the key that names it: the first is to train.
 pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> Result<FileSource, OpenError> {
-    let skips = settings.choice("on_error", &["stop", "skip"])? == "skip";
+    let on_error = OnError::read(settings)?;
+    let skips = on_error.skips();
     let (keys, parts): (Vec<&str>, Vec<Part>) = parts.into_iter().unzip();
     let tables = transform_tables(settings)?;
     parts.iter().try_for_each(|part| streamed::check(part, &tables, settings))?;
@@ -78,7 +79,7 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     for (part, key) in others.iter_mut().zip(&keys[1..]) {
         part.align(&first[0], &assembly, settings, key)?;
     }
-    let mut source = FileSource::new(parts, split, assembly, seed, skips);
+    let mut source = FileSource::new(parts, split, assembly, seed, on_error);
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
     source.fields = fields_of(&form, settings)?;
     source.cache = Cache::read(settings)?;

@@ -1,10 +1,10 @@
 //! Files for a model that was trained on no files: its fields alone say what they must hold.
 
-use super::FileSource;
 use super::assembly::{Assembly, Input, InputColumn, Target};
 use super::columns::{is_number, is_picture, is_target, list};
 use super::open::{add_transforms, fields_of, readable};
 use super::part::{Part, Places};
+use super::{FileSource, OnError};
 use crate::format::OpenError;
 use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
@@ -23,7 +23,7 @@ pub fn open_for_field(name: &str, field: &Field) -> Result<FileSource, SettingEr
         part.places = Places { inputs, target: None, class_of: None };
         let assembly = Assembly { input, target: Target::None, class_names: None };
         let split = Split::given(part.reader.len(), 0);
-        let mut source = FileSource::new(vec![part], split, assembly, 0, false);
+        let mut source = FileSource::new(vec![part], split, assembly, 0, OnError::Stop);
         let form = add_transforms(&mut source, settings, 0, Fitted { complete: true, ..Fitted::default() })?;
         source.fields = fields_of(&form, settings)?;
         source.fields[0].name.clone_from(&field.name);

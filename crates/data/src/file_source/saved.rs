@@ -4,7 +4,7 @@ use super::assembly::{Assembly, Input, InputColumn, Target};
 use super::lookup::Lookup;
 use super::open::{add_transforms, fields_of, pack, readable};
 use super::part::{Part, Places};
-use super::{FileSource, columns};
+use super::{FileSource, OnError, columns};
 use crate::format::OpenError;
 use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
@@ -130,20 +130,22 @@ fn column_from_json(column: &Value) -> Option<InputColumn> {
 
 /// Opens files to predict from, as a job saw its own: `settings` is its `[data]` section, `preprocessing` what
 /// [`FileSource::preprocessing`] said. The files need no target, and the source has the one field `x`; of tokens whose target
-/// is the next also `y`.
+/// is the next also `y`. With `on_error = "skip"`, a record that cannot be read is left out:
+/// [`Source::is_unreadable`](crate::Source::is_unreadable) tells which.
 pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str) -> Result<FileSource, SettingError> {
     let read = || -> Result<FileSource, OpenError> {
         let Some(Saved { assembly, columns, fitted }) = from_json(preprocessing) else {
             let hint = "save the model again with this version";
             return Err(settings.wrong("source", "has a saved preprocessing that cannot be read", hint).into());
         };
-        let skips = settings.choice("on_error", &["stop", "skip"])? == "skip";
-        let mut part = pack(Part::open(name, settings, "source")?, settings, skips)?;
+        // Another record's answer would be a wrong one.
+        let on_error = if OnError::read(settings)?.skips() { OnError::LeaveOut } else { OnError::Stop };
+        let mut part = pack(Part::open(name, settings, "source")?, settings, on_error.skips())?;
         let found = columns.iter().map(|column| place(part.reader.columns(), column, &assembly.input, settings));
         let inputs = found.collect::<Result<_, _>>()?;
         part.places = Places { inputs, target: None, class_of: None };
         let split = Split::given(part.reader.len(), 0);
-        let mut source = FileSource::new(vec![part], split, assembly, 0, skips);
+        let mut source = FileSource::new(vec![part], split, assembly, 0, on_error);
         let form = add_transforms(&mut source, settings, 0, fitted)?;
         source.fields = fields_of(&form, settings)?;
         Ok(source)

@@ -109,7 +109,7 @@ impl FileSource {
 
     /// Whether another sample may stand in for one that cannot be read.
     pub(crate) fn skips(&self) -> bool {
-        self.skips
+        self.on_error.skips()
     }
 
     /// As [`Source::read`](crate::Source::read), of a record that a walk has. If it cannot be read, others are tried.
@@ -130,12 +130,12 @@ impl FileSource {
 
     fn make_streamed(&self, draw: Draw, records: StreamedRecords<'_>, scratch: &mut Scratch) -> Result<(), ReadError> {
         let Err(error) = self.attempt_streamed(draw, records, scratch) else { return Ok(()) };
-        if !self.skips {
+        if !self.skips() {
             return Err(error);
         }
         // What is wrong with the stream itself is wrong for the others, too.
         (records.fetch)(draw.sample)?;
-        self.meter.skip(&error);
+        self.meter.skip(draw.sample, &error);
         for other in records.others {
             let draw = Draw { sample: *other, ..draw };
             if self.attempt_streamed(draw, records, scratch).is_ok() {

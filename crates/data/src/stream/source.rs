@@ -91,6 +91,10 @@ impl Source for StreamSource {
         Source::preprocessing(&*self.files)
     }
 
+    fn is_unreadable(&self, sample: usize) -> bool {
+        self.files.is_unreadable(sample)
+    }
+
     fn load_times(&self) -> Option<LoadTimes> {
         self.files.load_times()
     }

@@ -19,21 +19,25 @@ use std::sync::Arc;
 pub const RANKS: Key = Key {
     name: PIPELINE,
     value: KeyValue::Count { default: 1, least: 1, most: super::schedule::RANKS_MAX },
+    of_job: false,
     doc: "workers that have the layers of the model one behind the other; grains pass through them",
 };
 pub const CHUNKS: Key = Key {
     name: "chunks",
     value: KeyValue::Count { default: 1, least: 1, most: 64 },
+    of_job: false,
     doc: "stages of the pipeline on each of its workers; more than one with `schedule = \"interleaved\"`",
 };
 pub const SCHEDULE: Key = Key {
     name: "schedule",
     value: KeyValue::Text { default: USUAL.name },
+    of_job: false,
     doc: "`gpipe`, `1f1b`, `interleaved`, `zero-bubble`, `bidirectional`, or a file that holds a schedule (docs/schedules.md)",
 };
 pub const STAGES: Key = Key {
     name: "stages",
     value: KeyValue::Names,
+    of_job: false,
     doc: "layers at which the stages of the pipeline begin, but for the first; by cost if there are none",
 };
 

@@ -6,7 +6,7 @@ use crate::job::Job;
 use crate::log::Log;
 use crate::report::EpochRow;
 use crate::together;
-use kolo_ckpt::{Checkpoint, RealDisk};
+use kolo_ckpt::{Checkpoint, Header, RealDisk};
 use kolo_comm::Communicator;
 use kolo_exec::Store;
 use kolo_exec::store::{Entry, Role, Saved};
@@ -37,6 +37,18 @@ pub struct TrainerRecord {
     pub pending: bool,
 }
 
+/// Where the data of a run stand beside its [`TrainerRecord`].
+pub(crate) const DATA: &str = "data";
+
+/// Which data a run is trained on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DataRecord {
+    /// Samples to train on, and those held out.
+    pub samples: usize,
+    pub held_out: usize,
+    pub fingerprint: String,
+}
+
 /// A checkpoint to go on from.
 #[derive(Debug)]
 pub struct Resumed {
@@ -47,19 +59,34 @@ pub struct Resumed {
 }
 
 /// Keys that may differ from those a run was saved with: they change how it runs, never what it learns.
-const FREE: [&str; 8] = [
+const FREE: [&str; 13] = [
     "job.name",
-    "parallel.",
+    "data.cache",
+    "data.cache_dir",
+    "data.cache_max",
+    "data.decoded_max",
+    "data.unpacked_max",
     "memory.",
     "checkpoint.",
     "data.prefetch",
     "data.threads",
+    "data.index_dir",
     "train.log_every",
     "train.eval_every",
 ];
+/// Paths, which may differ where the checkpoint knows its data themselves.
+const PATHS: [&str; 3] = ["data.source", "data.validation", "data.test"];
 /// Keys that older checkpoints do not have, with what those runs did. `base_batch` matters where rates are scaled only.
-const ADDED: [(&str, &str); 4] =
-    [("train.lr_scaling", "\"none\""), ("train.base_batch", ""), ("data.stream", "false"), ("data.labels", "\"\"")];
+const ADDED: [(&str, &str); 8] = [
+    ("train.lr_scaling", "\"none\""),
+    ("train.base_batch", ""),
+    ("data.stream", "false"),
+    ("data.labels", "\"\""),
+    ("parallel.slices", "1"),
+    ("parallel.tensor_slices", "1"),
+    ("parallel.sequence", "\"whole\""),
+    ("parallel.tiles", "[1, 1]"),
+];
 /// Keys of the length of a run, which may grow.
 const LENGTH: [&str; 2] = ["train.steps", "train.epochs"];
 
@@ -81,7 +108,7 @@ pub fn newest(job: &Job, dir: &CheckpointDir, world: Option<&Communicator>) -> R
         Checkpoint::open(&disk, Path::new(&path)).map_err(|error| Error::checkpoint(&error.to_string()))?;
     let record: TrainerRecord = serde_json::from_value(checkpoint.header().trainer.clone())
         .map_err(|error| Error::checkpoint(&format!("{path}: it has no training state to resume from: {error}\n  hint: start from its weights instead, with `[model] from = \"{path}\"`")))?;
-    notes.extend(compare(job, &checkpoint.header().settings, &path)?);
+    notes.extend(compare(job, checkpoint.header(), &path)?);
     Ok(Some(Resumed { checkpoint, record, notes }))
 }
 
@@ -95,11 +122,45 @@ fn find(root: &Path) -> Result<(Option<String>, Vec<String>), kolo_ckpt::CkptErr
     Ok((path, skipped.collect()))
 }
 
+/// Whether this job has the data that it was saved with; a note if nobody knows.
+fn compare_data(job: &Job, saved: Option<&DataRecord>, path: &str) -> Result<Option<String>, Error> {
+    let (Some(then), Some(now)) = (saved, job.data_record()) else {
+        return Ok(Some(format!("note: {path} does not say which data it was trained on: they must be the same")));
+    };
+    if *then == now {
+        return Ok(None);
+    }
+    let count =
+        |record: &DataRecord| format!("{} samples to train on and {} held out", record.samples, record.held_out);
+    let what = match (count(then), count(&now)) {
+        (then, now) if then != now => format!("{then} then, {now} now"),
+        (same, _) => format!("{same} as before, with other contents"),
+    };
+    Err(Error::Checkpoint {
+        message: format!("the data are not those that {path} was trained on: {what}"),
+        hint: format!("put them back to go on, or start anew from the weights with `[model] from = \"{path}\"`"),
+    })
+}
+
+/// Whether a key may differ, whatever it says.
+fn is_free(job: &Job, key: &str, knows_data: bool) -> bool {
+    if let Some(key) = key.strip_prefix("parallel.") {
+        let name = key.split('.').next().unwrap_or(key);
+        let mut keys = job.strategies.iter().flat_map(|kind| kind.keys);
+        // A job that does not promise its bits may be split in any way.
+        return !job.reproducible || !keys.any(|key| key.name == name && key.of_job);
+    }
+    FREE.iter().any(|free| key == *free || (free.ends_with('.') && key.starts_with(free)))
+        || (knows_data && PATHS.contains(&key))
+}
+
 /// Whether this job is the one that was saved, but for keys that may differ.
-fn compare(job: &Job, saved: &[(String, String)], path: &str) -> Result<Vec<String>, Error> {
+fn compare(job: &Job, header: &Header, path: &str) -> Result<Vec<String>, Error> {
+    let data = header.trainer.get(DATA).and_then(|data| serde_json::from_value::<DataRecord>(data.clone()).ok());
     let now: BTreeMap<&str, &str> = job.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let then: BTreeMap<&str, &str> = saved.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let free = |key: &str| FREE.iter().any(|free| key == *free || (free.ends_with('.') && key.starts_with(free)));
+    let then: BTreeMap<&str, &str> =
+        header.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let free = |key: &str| is_free(job, key, data.is_some());
     let differ = then.iter().filter(|(key, value)| now.get(*key) != Some(*value));
     let as_before = |key: &str, value: &str| {
         ADDED.iter().any(|(added, usual)| *added == key && (*usual == value || usual.is_empty()))
@@ -121,6 +182,7 @@ fn compare(job: &Job, saved: &[(String, String)], path: &str) -> Result<Vec<Stri
             ),
         });
     }
+    notes.extend(compare_data(job, data.as_ref(), path)?);
     Ok(notes)
 }
 

@@ -1,5 +1,6 @@
 //! Saving while training goes on.
 
+use super::restore::{DATA, DataRecord};
 use super::{CheckpointDir, SavingRule, TrainerRecord, share};
 use crate::error::Error;
 use crate::job::Job;
@@ -65,6 +66,8 @@ pub(crate) struct Saver {
     settings: Vec<(String, String)>,
     /// How the job sees its files, for whoever uses the model on others.
     preprocessing: Option<String>,
+    /// Which data it is trained on.
+    data: Option<DataRecord>,
     /// The entries of the store that this rank writes.
     own: Vec<usize>,
     /// The memory of a copy, used again.
@@ -97,6 +100,7 @@ impl Saver {
             world,
             settings: job.settings.clone(),
             preprocessing: job.source.preprocessing(),
+            data: job.data_record(),
             buffer: Vec::new(),
             writing: None,
             committing: None,
@@ -290,11 +294,13 @@ impl Saver {
     }
 
     fn header(&self, record: &TrainerRecord, weights: Option<String>) -> Header {
+        let mut trainer = serde_json::to_value(record).unwrap_or_default();
+        trainer[DATA] = serde_json::to_value(&self.data).unwrap_or_default();
         Header {
             step: record.step as u64,
             weights: weights.unwrap_or_default(),
             settings: self.settings.clone(),
-            trainer: serde_json::to_value(record).unwrap_or_default(),
+            trainer,
             model: serde_json::json!({ "job": self.dir.job_text, "preprocessing": self.preprocessing }),
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             version: env!("CARGO_PKG_VERSION").into(),

@@ -118,6 +118,30 @@ fn a_run_goes_on_in_any_layout() {
     }
 }
 
+/// One, two, four and eight workers, with and without ZeRO: saved by each and loaded by each.
+#[test]
+fn every_number_of_workers_goes_on_from_every_other() {
+    let short = |zero: usize| {
+        let job = text(&format!("[parallel]\nzero = {zero}\n")).replace("steps = 25", "steps = 4");
+        crate::job(&job.replace("hidden = [241]", "hidden = [37]"))
+    };
+    let alone = report(&short(0), WorkerGroup::Alone);
+    let layouts = [1, 2, 4, 8].into_iter().flat_map(|workers| [(workers, 0), (workers, 1)]);
+    for (number, (workers, zero)) in layouts.clone().enumerate() {
+        let (saved, after) = (tempfile::tempdir().unwrap(), 1 + number % 3);
+        let (stopped, _) = run_on(&short(zero), (workers, 0), saved.path(), Some(after), false);
+        assert_eq!((stopped.ended.as_str(), stopped.steps), ("interrupted", after));
+        for (next, next_zero) in layouts.clone() {
+            let copy = tempfile::tempdir().unwrap();
+            copy_tree(saved.path(), copy.path());
+            let (resumed, seen) = run_on(&short(next_zero), (next, 0), copy.path(), None, true);
+            let name = format!("{workers} workers, zero = {zero}, then {next}, zero = {next_zero}: {:?}", seen.notes);
+            assert_eq!(resumed.ended, "done", "{name}");
+            assert_same(&name, &alone, &resumed);
+        }
+    }
+}
+
 /// Weights that are rounded by chance are rounded by the same chance when the run goes on, on another layout.
 #[test]
 fn rounding_goes_on_where_it_was() {
@@ -133,7 +157,7 @@ fn rounding_goes_on_where_it_was() {
     }
 }
 
-fn copy_tree(from: &Path, to: &Path) {
+pub fn copy_tree(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -203,10 +227,59 @@ fn another_job_is_refused_and_a_longer_one_is_not() {
         "{batch}"
     );
     assert!(refused(("adamw", "lamb")).to_string().contains("was saved with `train.optimizer."));
+    // Slices are part of the job: they say how sums are made.
+    let slices = refused(("log_every = 4\n", "log_every = 4\n[parallel]\nslices = 2\n")).to_string();
+    assert!(slices.contains("was saved with `parallel.slices` = 1, and this job has 2"), "{slices}");
     let longer = crate::job(&text("").replace("steps = 25", "steps = 30").replace("log_every = 4", "log_every = 5"));
     let (report, seen) = run_on(&longer, (2, 0), temp.path(), None, true);
     assert_eq!(report.steps, 30);
     assert!(seen.notes.iter().any(|note| note.contains("`train.steps` was 25")), "{:?}", seen.notes);
+}
+
+/// Every key of `[parallel]` is refused when it changes, or it changes nothing.
+#[test]
+fn no_key_of_a_layout_changes_the_weights() {
+    let model = "[model]\nkind = \"cnn\"\nimage = [2, 11, 9]\nchannels = [4]\nhidden = 8\n[data]\nsource = \"synthetic:images\"\nbatch = 8\n\
+                 grains = 4\nsamples = 40\n[train]\nsteps = 6\n";
+    let job = |parallel: &str| crate::job(&format!("{model}[parallel]\n{parallel}\n"));
+    let alone = report(&job(""), WorkerGroup::Alone);
+    let saved = tempfile::tempdir().unwrap();
+    run_on(&job(""), (1, 0), saved.path(), Some(2), false);
+    let values = [
+        ("bucket_mib", "0.001"),
+        ("zero", "3"),
+        ("prefetch", "2"),
+        ("central", "true"),
+        ("wire", ""),
+        ("tensor", ""),
+        ("slices", "2"),
+        ("sequence", "\"tensor\""),
+        ("tensor_slices", ""),
+        ("context", ""),
+        ("spatial", ""),
+        ("tiles", "[2, 1]"),
+        ("layers", "{ \"convs.*\" = { spatial = 2 } }"),
+        ("pipeline", ""),
+        ("chunks", ""),
+        ("schedule", "\"gpipe\""),
+        ("stages", ""),
+    ];
+    for key in kolo_parallel::STRATEGIES.iter().flat_map(|kind| kind.keys) {
+        let (_, value) = values.iter().find(|(name, _)| *name == key.name).expect("a value for every key");
+        // What needs workers, another model or a job that promises nothing has no value here.
+        if value.is_empty() {
+            continue;
+        }
+        let copy = tempfile::tempdir().unwrap();
+        copy_tree(saved.path(), copy.path());
+        let options = RunOptions { checkpoints: dir(copy.path(), true), ..options(WorkerGroup::Alone) };
+        let outcome = kolo_train::run(job(&format!("{} = {value}", key.name)), &options, &mut Silent);
+        match outcome {
+            Ok((_, report)) => assert_eq!(report.weights, alone.weights, "{} = {value}", key.name),
+            Err(error) => assert!(error.to_string().contains(&format!("`parallel.{}", key.name)), "{error}"),
+        }
+        assert_eq!(key.of_job, ["slices", "sequence", "tensor_slices", "tiles", "layers", "wire"].contains(&key.name));
+    }
 }
 
 #[test]

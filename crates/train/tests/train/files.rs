@@ -1,9 +1,10 @@
 //! Jobs on files: the same bits with any number of workers, loader threads and any cache, whatever is random or broken.
 
 use crate::checkpoints::run_on;
-use crate::workers::{assert_same, on_ranks, report};
+use crate::workers::{assert_same, on_ranks, options, report};
 use kolo_models::MODELS;
-use kolo_train::session::WorkerGroup;
+use kolo_train::checkpoint::CheckpointDir;
+use kolo_train::session::{RunOptions, Silent, WorkerGroup};
 use kolo_train::{Job, Report, job_file};
 use std::fs;
 use std::path::Path;
@@ -270,4 +271,49 @@ fn the_example_of_an_image_folder_trains() {
     let alone = report(&example("images.toml", &keys), WorkerGroup::Alone);
     assert!(alone.loss.is_finite() && alone.steps == 4 && alone.metrics.contains_key("accuracy"));
     assert!(alone.data_stages_ms.unwrap().cached > 0);
+}
+
+/// What comes of going on from a checkpoint.
+fn resumed(root: &Path, keys: &str, saved: &Path) -> Result<Report, String> {
+    let checkpoints = Some(CheckpointDir { root: saved.into(), required: true, job_text: String::new(), resume: true });
+    let options = RunOptions { checkpoints, ..options(WorkerGroup::Alone) };
+    kolo_train::run(job(root, keys), &options, &mut Silent).map(|(_, report)| report).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_run_goes_on_with_the_data_it_was_trained_on() {
+    let root = TempDir::new().unwrap();
+    let [train, copy, saved] = ["train", "copy", "saved"].map(|name| root.path().join(name));
+    folders(&train, 30);
+    folders(&copy, 30);
+    let alone = report(&job(&train, ""), WorkerGroup::Alone);
+    run_on(&job(&train, ""), (1, 0), &saved, Some(4), false);
+    let refused = |what: &str| {
+        let error = resumed(&train, "", &saved).unwrap_err();
+        assert!(error.contains("the data are not those that ") && error.contains(what), "{error}");
+        assert!(error.contains("\n  hint: put them back to go on"), "{error}");
+    };
+    fs::write(train.join("along/030.png"), picture(0, 30)).unwrap();
+    refused("48 samples to train on and 12 held out then, 49 samples to train on and 12 held out now");
+    fs::remove_file(train.join("along/030.png")).unwrap();
+    // Two files of the middle with each other's contents, of the same size.
+    let swapped = |names: [&str; 2]| {
+        let [a, b] = names.map(|name| fs::read(train.join(name)).unwrap());
+        assert_eq!(a.len(), b.len());
+        names.iter().zip([b, a]).for_each(|(name, bytes)| fs::write(train.join(name), bytes).unwrap());
+    };
+    let same_size = |a: &usize| picture(0, *a).len() == picture(1, *a).len();
+    let at = (1..29).find(same_size).expect("two files of one size");
+    let names = [format!("along/{at:03}.png"), format!("across/{at:03}.png")];
+    swapped([&names[0], &names[1]]);
+    refused("as before, with other contents");
+    swapped([&names[0], &names[1]]);
+    fs::rename(train.join("along"), train.join("upright")).unwrap();
+    refused("as before, with other contents");
+    fs::remove_dir_all(&train).unwrap();
+    for keys in ["", "cache = \"memory\"\ncache_max = 1000000"] {
+        let again = TempDir::new().unwrap();
+        crate::checkpoints::copy_tree(&saved, again.path());
+        assert_same(keys, &alone, &resumed(&copy, keys, again.path()).unwrap());
+    }
 }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 const HALVES: Key = Key {
     name: "halves",
     value: KeyValue::Flag { default: false },
+    of_job: false,
     doc: "the gradients of the parameters are summed in two halves",
 };
 
@@ -164,6 +165,7 @@ struct Copies(usize);
 const COUNT: Key = Key {
     name: "copies",
     value: KeyValue::Count { default: 1, least: 1, most: usize::MAX },
+    of_job: false,
     doc: "ranks that compute the same",
 };
 

@@ -1,0 +1,61 @@
+//! Some samples of a source, under numbers of their own.
+
+use crate::error::ReadError;
+use crate::load_times::LoadTimes;
+use crate::source::{Draw, Row, SampleCost, Source};
+use kolo_graph::field::{Column, Field};
+
+/// The samples of a source that a list names, in its order.
+#[derive(Debug)]
+pub struct ChosenSamples {
+    source: Box<dyn Source>,
+    samples: Vec<usize>,
+}
+
+impl ChosenSamples {
+    pub fn new(source: Box<dyn Source>, samples: Vec<usize>) -> Self {
+        Self { source, samples }
+    }
+}
+
+impl Source for ChosenSamples {
+    fn fields(&self) -> &[Field] {
+        self.source.fields()
+    }
+
+    fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
+        self.source.fill(self.samples[sample], field, out)
+    }
+
+    fn read(&self, draw: Draw, fields: &[usize], row: &mut dyn Row) -> Result<(), ReadError> {
+        self.source.read(Draw { sample: self.samples[draw.sample], ..draw }, fields, row)
+    }
+
+    fn cost(&self) -> SampleCost {
+        self.source.cost()
+    }
+
+    fn in_order(&self) -> bool {
+        self.source.in_order()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} samples of {}", self.samples.len(), self.source.describe())
+    }
+
+    fn class_names(&self) -> Option<&[String]> {
+        self.source.class_names()
+    }
+
+    fn is_unreadable(&self, sample: usize) -> bool {
+        self.source.is_unreadable(self.samples[sample])
+    }
+
+    fn load_times(&self) -> Option<LoadTimes> {
+        self.source.load_times()
+    }
+}
