@@ -42,7 +42,8 @@ use kolo_base::lock;
 use kolo_graph::field::{Column, Field};
 use kolo_graph::rng::Stream;
 use part::Part;
-use std::path::Path;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -257,7 +258,7 @@ impl Source for FileSource {
         format!("{}; {fields}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
     }
 
-    /// Names and sizes of the files, what their readers know, and the contents of a few samples.
+    /// Names, sizes and contents of the files, what their readers know, and a few samples as they are after the transforms.
     fn fingerprint(&self) -> Result<String, ReadError> {
         let mut hasher = blake3::Hasher::new();
         for part in &self.parts {
@@ -270,6 +271,10 @@ impl Source for FileSource {
                 hasher.update(&if file.is_directory { 0 } else { file.bytes }.to_le_bytes());
             }
             hasher.update(part.reader.fingerprint().as_bytes());
+            let mut known = HashSet::new();
+            let paths = part.files.iter().map(|file| file.path.clone()).chain(part.reader.files());
+            let paths: Vec<PathBuf> = paths.filter(|path| known.insert(path.clone())).collect();
+            hasher.update(fingerprint::of_files(&paths, self.skips)?.as_bytes());
         }
         match self.is_stream() {
             // The first records of a stream stand for all, as others would have to be walked to.

@@ -1,7 +1,10 @@
 //! What tells one set of samples from another, cheaply.
 
+mod contents;
+
 use crate::error::ReadError;
 use crate::source::Source;
+pub(crate) use contents::{FILES_MAX, of_files, spread};
 use kolo_graph::field::{Column, Kind};
 
 /// Samples whose contents count, spread evenly from the first to the last.
@@ -17,9 +20,7 @@ pub(crate) fn sampled<S: Source + ?Sized>(source: &S) -> Result<String, ReadErro
     for field in source.fields() {
         hasher.update(field.to_string().as_bytes());
     }
-    let chosen = SAMPLES.min(count);
-    for at in 0..chosen {
-        let sample = (at as u128 * (count as u128 - 1) / chosen.saturating_sub(1).max(1) as u128) as usize;
+    for sample in spread(count, SAMPLES) {
         (0..source.fields().len())
             .try_for_each(|field| add(&mut hasher, source, sample, field))
             .map_err(|error| error.of("", sample))?;
