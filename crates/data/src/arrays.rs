@@ -207,6 +207,10 @@ impl Reader for ArrayReader {
         }
         Ok(())
     }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.parts.iter().flatten().map(|array| array.file.contents().path().into()).collect()
+    }
 }
 
 /// From `[height, width, channels]` to `[channels, height, width]`.

@@ -43,7 +43,8 @@ use kolo_graph::field::{Column, Field};
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::{SettingError, Settings};
 use part::Part;
-use std::path::Path;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -299,8 +300,8 @@ impl Source for FileSource {
         format!("{}; {fields}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
     }
 
-    /// Names and sizes of the files, what some of them hold, what their readers know, class names, and the contents of a few
-    /// samples. It takes a bounded time, and counts no sample as read or skipped.
+    /// Names, sizes and contents of the files, what their readers know, class names, and a few samples as they are after the
+    /// transforms. It takes a bounded time, and counts no sample as read or skipped.
     fn fingerprint(&self) -> Result<String, ReadError> {
         let mut hasher = blake3::Hasher::new();
         for part in &self.parts {
@@ -315,7 +316,10 @@ impl Source for FileSource {
                 hasher.update(&if file.is_directory { 0 } else { file.bytes }.to_le_bytes());
             }
             hasher.update(part.reader.fingerprint().as_bytes());
-            fingerprint::add_contents(&mut hasher, &part.files);
+            let mut known = HashSet::new();
+            let paths = part.files.iter().map(|file| file.path.clone()).chain(part.reader.files());
+            let paths: Vec<PathBuf> = paths.filter(|path| known.insert(path.clone())).collect();
+            hasher.update(fingerprint::of_files(&paths, self.skips)?.as_bytes());
         }
         for name in self.assembly.class_names.iter().flatten() {
             hasher.update(&(name.len() as u64).to_le_bytes());

@@ -1,20 +1,16 @@
 //! What tells one set of samples from another, cheaply.
 
+mod contents;
+
 use crate::error::ReadError;
-use crate::files::DataFile;
 use crate::source::Source;
+pub(crate) use contents::{FILES_MAX, of_files, spread};
 use kolo_graph::field::{Column, Kind};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 /// Samples whose contents count, spread evenly from the first to the last.
 const SAMPLES: usize = 8;
 /// Hexadecimal digits of a digest that a message shows.
 pub(crate) const DIGITS: usize = 16;
-
-/// Blocks of files whose contents count, spread evenly from the first file to the last: 16 MiB. Small files count whole.
-const BLOCKS: usize = 256;
-const BLOCK_BYTES: u64 = 64 << 10;
 
 /// A digest of the fields, the number of samples, and the contents of a few.
 pub(crate) fn sampled<S: Source + ?Sized>(source: &S) -> Result<String, ReadError> {
@@ -29,7 +25,7 @@ pub(crate) fn sampled_by<S: Source + ?Sized>(source: &S, fill: &Fill<'_>) -> Res
     for field in source.fields() {
         hasher.update(field.to_string().as_bytes());
     }
-    for sample in spread(SAMPLES, count) {
+    for sample in spread(count, SAMPLES) {
         (0..source.fields().len())
             .try_for_each(|field| add(&mut hasher, source, (sample, field), fill))
             .map_err(|error| error.of("", sample))?;
@@ -39,30 +35,6 @@ pub(crate) fn sampled_by<S: Source + ?Sized>(source: &S, fill: &Fill<'_>) -> Res
 
 /// Writes a field of a sample.
 pub(crate) type Fill<'f> = dyn Fn(usize, usize, Column<'_>) -> Result<(), ReadError> + 'f;
-
-/// So many numbers below `count`, or all, from the first to the last.
-fn spread(most: usize, count: usize) -> impl Iterator<Item = usize> {
-    let chosen = most.min(count);
-    (0..chosen).map(move |at| (at as u128 * (count as u128 - 1) / chosen.saturating_sub(1).max(1) as u128) as usize)
-}
-
-/// Adds what some of these files hold. A pipe, or a file that cannot be read, adds nothing.
-pub(crate) fn add_contents(hasher: &mut blake3::Hasher, files: &[DataFile]) {
-    let mut block = vec![0; BLOCK_BYTES as usize];
-    let chosen = spread(BLOCKS, files.len()).map(|at| &files[at]);
-    let each = BLOCKS / files.len().clamp(1, BLOCKS);
-    for file in chosen.filter(|file| std::fs::metadata(&file.path).is_ok_and(|there| there.is_file())) {
-        let Ok(opened) = File::open(&file.path) else { continue };
-        let blocks = usize::try_from(file.bytes.div_ceil(BLOCK_BYTES)).unwrap_or(usize::MAX);
-        for at in spread(each, blocks) {
-            let start = at as u64 * BLOCK_BYTES;
-            let bytes = BLOCK_BYTES.min(file.bytes - start) as usize;
-            if opened.read_exact_at(&mut block[..bytes], start).is_ok() {
-                hasher.update(&block[..bytes]);
-            }
-        }
-    }
-}
 
 fn add<S: Source + ?Sized>(
     hasher: &mut blake3::Hasher,

@@ -35,7 +35,13 @@ pub trait Reader: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What tells these data from others, beside names and sizes of the files: by default nothing.
+    /// The files that it reads, if they may be others than those it was opened with: those in a directory, or labels beside
+    /// the data. Of very many, some that are spread evenly.
+    fn files(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    /// What tells these data from others, beside names, sizes and contents of the files: by default nothing.
     fn fingerprint(&self) -> String {
         String::new()
     }

@@ -20,6 +20,10 @@ impl<T> Parts<T> {
         self.parts.push(part);
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.parts.iter()
+    }
+
     /// The records of all parts.
     pub fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)

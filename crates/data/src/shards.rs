@@ -6,7 +6,7 @@ use crate::format::OpenError;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 /// Files of one set that are open at a time. A process may have a thousand open by default.
@@ -36,6 +36,14 @@ impl Shards {
     /// Adds the contents of a file.
     pub(crate) fn push(&mut self, file: &DataFile, contents: Contents, is_packed: bool) {
         self.shards.push(if is_packed { Shard::Unpacked(contents) } else { Shard::Plain(file.clone()) });
+    }
+
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let path = |shard: &Shard| match shard {
+            Shard::Unpacked(contents) => contents.path().into(),
+            Shard::Plain(file) => file.path.clone(),
+        };
+        self.shards.iter().map(path).collect()
     }
 
     pub(crate) fn contents(&self, at: usize) -> Result<Contents, ReadError> {

@@ -62,7 +62,7 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// What tells these data from others: ranks of one job compare it when they meet. By default a digest of the fields, the
     /// number of samples, and the contents of a few of them, which is cheap for any source. A source that reads files says
-    /// more: their sizes and digests.
+    /// more: their sizes and contents.
     fn fingerprint(&self) -> Result<String, ReadError> {
         fingerprint::sampled(self)
     }

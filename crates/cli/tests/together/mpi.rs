@@ -155,6 +155,28 @@ fn ranks_with_different_jobs_are_refused() {
     }
 }
 
+/// Two tables of one size, of which one has a few other labels.
+#[test]
+fn ranks_with_different_data_are_refused() {
+    let dir = tempdir();
+    let table = |flipped: std::ops::Range<usize>| {
+        let label = |row: usize| usize::from((row % 2 == 0) != flipped.contains(&row));
+        (0..1000).map(|row| format!("{}.5,{}.25,{}\n", row % 7, row % 11, label(row))).collect::<String>()
+    };
+    for (name, flipped) in [("a", 0..0), ("b", 300..420)] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        std::fs::write(dir.path().join(name).join("t.csv"), format!("u,v,y\n{}", table(flipped))).unwrap();
+    }
+    let words = ["train", "--quiet", "--threads", "1", "--set", "data.source=t.csv", "--set", "train.epochs=1"];
+    for mpi in Mpi::all() {
+        let mut command = under(&mpi.start("1"), &dir.path().join("a"));
+        command.args(words).args([":", "-n", "1", "-wdir"]).arg(dir.path().join("b")).arg(KOLO).args(words);
+        let ended = run(&mut command, LIMIT);
+        let message = ended.only_error();
+        assert!(message.contains("`fingerprint of the data` is "), "{mpi:?}: {ended}");
+    }
+}
+
 /// Stopped before it has joined, while MPI starts, and at work: whoever it is, it is named, and nobody waits for ever.
 #[test]
 fn a_rank_that_is_stopped_under_mpirun_is_named() {

@@ -381,6 +381,45 @@ fn fingerprints_see_contents() {
     assert_ne!(same, print(&other));
 }
 
+/// What was named, and what belongs to it: labels beside arrays, and everything in a directory.
+#[test]
+fn fingerprints_see_every_byte_of_small_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, contents: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, contents).unwrap();
+    };
+    let print = |name: &str| {
+        let source = directory.path().join(name).to_string_lossy().into_owned();
+        crate::open(crate::SOURCES, &source, &Settings::new("data", "job.toml:1"), 1, None)
+            .unwrap()
+            .fingerprint()
+            .unwrap()
+    };
+    let rows = |flipped: Option<usize>| -> String {
+        let label = |row: usize| usize::from((row % 2 == 0) != (flipped == Some(row)));
+        let row = |row: usize| format!("{row},{}.5,{}\n", row % 7, ["yes", "no"][label(row)]);
+        format!("a,b,y\n{}", (0..500).map(row).collect::<String>())
+    };
+    let idx = |dims: &[u32], bytes: &[u8]| {
+        let header = [0, 0, 8, dims.len() as u8].into_iter().chain(dims.iter().flat_map(|dim| dim.to_be_bytes()));
+        header.chain(bytes.iter().copied()).collect::<Vec<u8>>()
+    };
+    let mut labels: Vec<u8> = (0..200).map(|at| at % 10).collect();
+    write("t.csv", rows(None).as_bytes());
+    write("m/train-images-idx3-ubyte", &idx(&[200, 4, 4], &[3; 3200]));
+    write("m/train-labels-idx1-ubyte", &idx(&[200], &labels));
+    let before = ["t.csv", "m", "m/train-images-idx3-ubyte"].map(print);
+    assert_eq!(before, ["t.csv", "m", "m/train-images-idx3-ubyte"].map(print));
+    write("t.csv", rows(Some(301)).as_bytes());
+    labels[77] ^= 1;
+    write("m/train-labels-idx1-ubyte", &idx(&[200], &labels));
+    for (before, name) in before.iter().zip(["t.csv", "m", "m/train-images-idx3-ubyte"]) {
+        assert_ne!(*before, print(name), "{name}");
+    }
+}
+
 #[test]
 fn the_guide_lists_every_format() {
     let guide = include_str!("../../../../docs/data.md");

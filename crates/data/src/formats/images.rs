@@ -6,6 +6,7 @@
 
 use crate::error::ReadError;
 use crate::files::DataFile;
+use crate::fingerprint;
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::formats::labels::Labels;
 use crate::image;
@@ -179,12 +180,17 @@ impl Reader for Images {
         Some((self.listing.path(at), 0))
     }
 
+    fn files(&self) -> Vec<PathBuf> {
+        fingerprint::spread(self.listing.len(), fingerprint::FILES_MAX).map(|at| self.listing.path(at)).collect()
+    }
+
     /// The names of all images: the directory's own name and size say nothing about them.
     fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for at in 0..self.listing.len() {
             hasher.update(self.listing.name(at)).update(&self.listing.label(at).to_le_bytes());
         }
+        self.labels.iter().for_each(|labels| labels.add_to(&mut hasher));
         hasher.finalize().to_hex().to_string()
     }
 }

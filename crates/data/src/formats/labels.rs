@@ -42,6 +42,18 @@ impl Labels {
         Self::Classes { names, indices }
     }
 
+    /// Adds all labels to a fingerprint.
+    pub fn add_to(&self, hasher: &mut blake3::Hasher) {
+        match self {
+            Self::Ints(values) => values.iter().for_each(|value| _ = hasher.update(&value.to_le_bytes())),
+            Self::Reals(values) => values.iter().for_each(|value| _ = hasher.update(&value.to_le_bytes())),
+            Self::Classes { names, indices } => {
+                names.iter().for_each(|name| _ = hasher.update(name.as_bytes()).update(b"\n"));
+                indices.iter().for_each(|index| _ = hasher.update(&index.to_le_bytes()));
+            }
+        }
+    }
+
     /// Writes the label of record number `at`.
     pub fn write(&self, at: usize, column: usize, record: &mut Record) {
         match self {

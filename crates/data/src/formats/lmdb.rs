@@ -16,7 +16,7 @@ use crate::formats::webdataset::columns::Part;
 use crate::record::{Record, RecordColumn};
 use keys::{KeyColumns, Keys};
 use kolo_graph::settings::Settings;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tree::{Entry, Found, Tree};
 
 pub const FORMAT: Format = Format {
@@ -97,6 +97,16 @@ impl Reader for LmdbReader {
         // Keys that a JSON object does not have.
         (0..is_there.len()).filter(|column| !is_there[*column]).for_each(|column| record.missing(column));
         Ok(())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.environments.iter().map(|environment| environment.contents.path().into()).collect()
+    }
+
+    fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        self.labels.iter().for_each(|labels| labels.add_to(&mut hasher));
+        hasher.finalize().to_hex().to_string()
     }
 }
 

@@ -288,6 +288,10 @@ impl Reader for TfRecords {
         })
     }
 
+    fn files(&self) -> Vec<PathBuf> {
+        self.shards.paths()
+    }
+
     fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
         let shard = self.ends.partition_point(|end| *end <= at);
         Some((self.shards.contents(shard).ok()?.path().into(), self.places[at].0))

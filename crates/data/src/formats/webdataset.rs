@@ -212,6 +212,10 @@ impl Reader for WebDataset {
         })
     }
 
+    fn files(&self) -> Vec<PathBuf> {
+        self.shards.paths()
+    }
+
     fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
         let contents = self.shards.contents(self.shard_of(at)).ok()?;
         let first = self.samples.of(at).iter().next()?.offset;

@@ -13,7 +13,7 @@ use crate::tokenizer::Tokenizer;
 use crate::transform::{ALWAYS, Setup, Transform, TransformKind};
 use kolo_base::lock;
 use kolo_graph::settings::{SIZE_MAX, Settings};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 pub const KIND: TransformKind = TransformKind {
@@ -151,6 +151,10 @@ impl Reader for Packed {
         }
         lock(&self.scratch).push((text_record, tokens));
         Ok(())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.texts.files()
     }
 
     fn fingerprint(&self) -> String {
