@@ -386,6 +386,9 @@ pub enum Ckpt {
         /// Whose names and layouts; kolo's own by default
         #[arg(long, value_enum)]
         to: Option<ExportTarget>,
+        /// Replace the file, and config.json beside it, if they are there
+        #[arg(long)]
+        overwrite: bool,
     },
     /// Make a run of weights that transformers, torchvision or PyTorch wrote as safetensors
     Import {
