@@ -373,6 +373,9 @@ pub enum Ckpt {
         /// The library whose names and layouts to use; kolo's own by default
         #[arg(long, value_enum)]
         to: Option<ExportTarget>,
+        /// Replace the file, and config.json beside it, if they are there
+        #[arg(long)]
+        overwrite: bool,
     },
     /// Make a run from weights that transformers, torchvision or PyTorch saved as safetensors
     Import {

@@ -26,7 +26,7 @@ pub fn ckpt(kinds: &Kinds, command: &Ckpt) -> Result<(), Failure> {
         Ckpt::Show { path } => show(&disk, path),
         Ckpt::Verify { path } => verify(&disk, path),
         Ckpt::Diff { first, second } => compare(&disk, first, second),
-        Ckpt::Export { path, out, to } => transfer::export(&disk, path, out, *to),
+        Ckpt::Export { path, out, to, overwrite } => transfer::export(&disk, path, out, (*to, *overwrite)),
         Ckpt::Import { file, out, model, set } => transfer::import(kinds, &disk, file, out, (model, set)),
     }
 }

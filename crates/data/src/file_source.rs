@@ -319,7 +319,7 @@ impl Source for FileSource {
             let mut known = HashSet::new();
             let paths = part.files.iter().map(|file| file.path.clone()).chain(part.reader.files());
             let paths: Vec<PathBuf> = paths.filter(|path| known.insert(path.clone())).collect();
-            hasher.update(fingerprint::of_files(&paths, self.skips)?.as_bytes());
+            hasher.update(fingerprint::of_files(&paths, self.on_error.skips())?.as_bytes());
         }
         for name in self.assembly.class_names.iter().flatten() {
             hasher.update(&(name.len() as u64).to_le_bytes());

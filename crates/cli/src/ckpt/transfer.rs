@@ -17,28 +17,65 @@ use kolo_train::Job;
 use kolo_train::checkpoint::JOB_FILE;
 use kolo_train::machine::format_bytes;
 use kolo_train::step::evaluation_graph;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub fn export(disk: &SharedDisk, path: &Path, out: &Path, to: Option<ExportTarget>) -> Result<(), Failure> {
+pub fn export(
+    disk: &SharedDisk,
+    path: &Path,
+    out: &Path,
+    (to, overwrite): (Option<ExportTarget>, bool),
+) -> Result<(), Failure> {
+    check_target(out, overwrite)?;
     let source = opened(disk, path)?;
     let architecture = to.map(|to| architecture_of(&source, to)).transpose()?;
+    let settings = source.checkpoint().map_or(&[][..], |checkpoint| &checkpoint.header().settings);
+    let config = architecture.and_then(|architecture| architecture.config_of(settings));
+    let beside = out.with_file_name("config.json");
+    let is_there = config.as_ref().map_or(Ok(false), |config| has_config(disk, &beside, config, overwrite))?;
     let (tensors, bytes) = transfer::export(disk.as_ref(), &source, architecture, out)?;
     let names = architecture.map_or("under kolo's names", |architecture| architecture.name);
     println!("{}: {tensors} tensors, {}, {names}", out.display(), format_bytes(bytes));
-    let settings = source.checkpoint().map_or(&[][..], |checkpoint| &checkpoint.header().settings);
-    if let Some(config) = architecture.and_then(|architecture| architecture.config_of(settings)) {
-        let beside = out.with_file_name("config.json");
-        match beside.exists() {
-            true => println!("{}: left unchanged", beside.display()),
-            false => {
-                write_file(&beside, format!("{config:#}\n"))?;
-                println!("{}: the model's sizes", beside.display());
-            }
+    match config {
+        Some(_) if is_there => println!("{}: left unchanged", beside.display()),
+        Some(config) => {
+            write_file(&beside, format!("{config:#}\n"))?;
+            println!("{}: the model's sizes", beside.display());
         }
+        None => {}
     }
     Ok(())
+}
+
+/// Refuses a file that is there, unless it may be replaced, and whatever is no file.
+fn check_target(out: &Path, overwrite: bool) -> Result<(), Failure> {
+    let there = out.metadata().or_else(|_| out.symlink_metadata());
+    match there {
+        Ok(there) if !there.is_file() => {
+            Err(Failure::usage(format!("{} is no regular file", out.display()), "name a file to write"))
+        }
+        Ok(_) if !overwrite => {
+            let message = format!("{} is there already", out.display());
+            Err(Failure::usage(message, "choose another name, or say --overwrite"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether these sizes stand beside the file already; an error if others do.
+fn has_config(disk: &SharedDisk, beside: &Path, config: &Value, overwrite: bool) -> Result<bool, Failure> {
+    if !beside.exists() {
+        return Ok(false);
+    }
+    let same = transfer::read_json(disk.as_ref(), beside).is_ok_and(|there| there.as_ref() == Some(config));
+    match same || overwrite {
+        true => Ok(same),
+        false => {
+            let message = format!("{} has the sizes of another model", beside.display());
+            Err(Failure::usage(message, "export into another directory, or say --overwrite"))
+        }
+    }
 }
 
 /// The kind of model in a checkpoint, as its settings say.

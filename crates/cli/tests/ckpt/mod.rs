@@ -82,3 +82,37 @@ fn what_is_damaged_or_differs_is_named() {
     );
     assert!(!dir.path().join("after.safetensors").exists());
 }
+
+#[test]
+fn an_export_replaces_nothing_unasked() {
+    let dir = tempdir();
+    import(dir.path(), "run");
+    let export = |more: &[&str]| run_in(dir.path(), &[&["ckpt", "export", "run", "m.safetensors"], more].concat());
+    let refused = |more: &[&str], text: &str| {
+        let output = export(more);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(text) && said.contains("\n  hint: "), "{said}");
+    };
+    assert!(export(&["--to", "hf"]).status.success());
+    let file = dir.path().join("m.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    refused(&[], "m.safetensors is there already");
+    assert!(export(&["--overwrite"]).status.success());
+    assert_ne!(std::fs::read(&file).unwrap(), bytes, "names of their own");
+    // Sizes of another model beside it.
+    std::fs::remove_file(&file).unwrap();
+    let config = dir.path().join("config.json");
+    let sizes = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, sizes.replace("\"n_layer\": 2", "\"n_layer\": 3")).unwrap();
+    assert_ne!(std::fs::read_to_string(&config).unwrap(), sizes);
+    refused(&["--to", "hf"], "config.json has the sizes of another model");
+    assert!(!file.exists());
+    assert!(export(&["--to", "hf", "--overwrite"]).status.success());
+    assert_eq!(std::fs::read_to_string(&config).unwrap(), sizes);
+    // A pipe is no file, and stays.
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    refused(&["--overwrite"], "m.safetensors is no regular file");
+    assert!(!file.is_file() && file.exists());
+}

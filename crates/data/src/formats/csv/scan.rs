@@ -40,6 +40,52 @@ pub(super) struct Cells {
     count: usize,
     /// The line where the record started.
     line: u64,
+    quotes: Quotes,
+    delimiter: u8,
+}
+
+/// Whether a parser stands inside a quoted cell, which it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Quotes {
+    state: QuoteState,
+    /// Where the last one was opened.
+    opened: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum QuoteState {
+    #[default]
+    CellStart,
+    Bare,
+    Quoted,
+    /// After a quote in a quoted cell, which closes it unless another one follows.
+    Closing,
+}
+
+impl Quotes {
+    /// Goes over bytes that start at `offset`.
+    fn pass(&mut self, bytes: &[u8], delimiter: u8, offset: u64) {
+        // Most of a file is neither: whole blocks without a quote change nothing inside a bare cell.
+        if !bytes.contains(&b'"') && self.state != QuoteState::Quoted {
+            if let Some(last) = bytes.last() {
+                let ends = *last == delimiter || b"\r\n".contains(last);
+                self.state = if ends { QuoteState::CellStart } else { QuoteState::Bare };
+            }
+            return;
+        }
+        for (at, byte) in bytes.iter().enumerate() {
+            self.state = match (self.state, *byte) {
+                (QuoteState::CellStart, b'"') => {
+                    self.opened = offset + at as u64;
+                    QuoteState::Quoted
+                }
+                (QuoteState::Quoted, b'"') => QuoteState::Closing,
+                (QuoteState::Closing, b'"') | (QuoteState::Quoted, _) => QuoteState::Quoted,
+                (_, byte) if byte == delimiter || b"\r\n".contains(&byte) => QuoteState::CellStart,
+                _ => QuoteState::Bare,
+            };
+        }
+    }
 }
 
 impl Cells {
@@ -60,6 +106,8 @@ impl Cells {
             ends: vec![0; 64],
             count: 0,
             line: 1,
+            quotes: Quotes::default(),
+            delimiter,
         }
     }
 
@@ -92,6 +140,10 @@ impl Cells {
                 let read = self.stream.read(&mut self.block);
                 let read = read.map_err(|error| ReadError::io(&self.path, &error).at(self.offset))?;
                 (self.at, self.filled) = (0, read);
+                self.quotes.pass(&self.block[..read], self.delimiter, self.offset);
+                if read == 0 && self.quotes.state == QuoteState::Quoted {
+                    return Err(self.open_quote());
+                }
             }
             let input = &self.block[self.at..self.filled];
             let (outcome, read, wrote, cells) =
@@ -115,6 +167,11 @@ impl Cells {
                 ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => return Err(self.too_long(start)),
             }
         }
+    }
+
+    fn open_quote(&self) -> ReadError {
+        let message = format!("line {}: the file ends inside a quoted cell", self.line);
+        ReadError::new(message, "close the quote, or copy the file again").in_file(&self.path).at(self.quotes.opened)
     }
 
     fn too_long(&self, start: u64) -> ReadError {

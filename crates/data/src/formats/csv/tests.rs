@@ -114,6 +114,15 @@ fn wrong_files_are_refused() {
     let open_quote = [b"a,b\n1,2\n3,\"", &vec![b'x'; scan::RECORD_BYTES_MAX + 10][..]].concat();
     let error = read_error(open_bytes(&FORMAT, &open_quote, &[]).1);
     assert!(error.message.starts_with("line 3: ") && error.hint.contains("quote"), "{error}");
+    for (bytes, offset) in
+        [(&b"a,b,label\n1,2,\"x\n3,4,y\n5,6,z\n"[..], 14), (b"a,b\n1,\"x\"\"y\n", 6), (b"a,b\n\"1\",2\n\"", 10)]
+    {
+        let error = read_error(open_bytes(&FORMAT, bytes, &[]).1);
+        assert!(error.message.ends_with(": the file ends inside a quoted cell"), "{error}");
+        assert_eq!(error.offset, Some(offset), "{error}");
+    }
+    // Quotes inside a cell that does not start with one are letters.
+    assert_eq!(opened(b"a,b\n1,2\"3\n5\",6\n", &[]).1.len(), 2);
     // Empty lines are no way to make a record large either.
     let empty_lines = [b"a,b\n1,2\n", &vec![b'\n'; 2 * scan::RECORD_BYTES_MAX + 10][..]].concat();
     assert_eq!(opened(&empty_lines, &[]).1.len(), 1);
