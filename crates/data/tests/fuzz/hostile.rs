@@ -183,7 +183,8 @@ fn pages() -> Vec<Hostile> {
     let key = page(3, 1, DICTIONARY, &[1, 2, 0]);
     let texts = Column { dictionary: Some(4), data: Some(4 + words.len()), ..Column::new(BYTES, 1, 4) };
     // The footer says that the dictionary stands behind the data, where the decoder begins.
-    let (good, bad) = (page(4, 1, PLAIN, &[7, 0, 0, 0]), page(MAX, 1, PLAIN, &[7, 0, 0, 0]));
+    let (good, bad) = (page(4, 1, PLAIN, &[7, 0, 0, 0, 0, 0, 0, 0]), page(MAX, 1, PLAIN, &[7, 0, 0, 0]));
+    assert_eq!(good.len(), bad.len());
     let behind = Column { data: Some(4), dictionary: Some(4 + good.len()), ..Column::new(INT32, 1, 4 + good.len()) };
     let levels = null_levels(MAX);
     let data = |values: i64| Thrift::default().int(1, values).int(2, 0);
