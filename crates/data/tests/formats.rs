@@ -81,9 +81,11 @@ fn columns_and_dictionaries_share_one_memory_budget() {
     let bytes = hostile::parquet(values, &columns, &page);
     let error = "byte 4: its columns take more than 1073741824 bytes of memory at once";
     let columns = Hostile { name: "columns.parquet", format: "parquet", bytes, error };
+    let bytes = hostile::empty_texts(5, 1 << 26);
+    let lengths = Hostile { name: "lengths.parquet", format: "parquet", bytes, error };
     let bytes = hostile::compressed_dictionaries(5, BYTES);
     let error = "its dictionaries take more than 1073741824 bytes";
-    check_refused(&[columns, Hostile { name: "dictionaries.arrow", format: "arrow", bytes, error }]);
+    check_refused(&[columns, lengths, Hostile { name: "dictionaries.arrow", format: "arrow", bytes, error }]);
 }
 
 #[test]

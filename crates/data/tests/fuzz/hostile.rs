@@ -176,14 +176,25 @@ fn parquet_of(name: &'static str, error: &'static str, bytes: Vec<u8>) -> Hostil
     Hostile { name, format: "parquet", bytes, error }
 }
 
+/// The lengths of so many empty texts, in one block of the encoding for deltas.
+fn lengths(total: u64) -> Vec<u8> {
+    [varint(1 << 31), varint(4), varint(total), vec![0, 0, 0, 0, 0, 0]].concat()
+}
+
+/// Columns of empty texts, each small enough alone.
+pub fn empty_texts(columns: usize, rows: i64) -> Vec<u8> {
+    let columns: Vec<Column> = (0..columns).map(|_| Column::new(BYTES, rows, 4)).collect();
+    parquet(rows, &columns, &page(99, rows, DELTA_LENGTHS, &lengths(rows as u64)))
+}
+
 /// Files whose pages claim more than they hold.
 fn pages() -> Vec<Hostile> {
-    let lengths = |total: u64| [varint(1 << 31), varint(4), varint(total), vec![0, 0, 0, 0, 0, 0]].concat();
     let words = dictionary(MAX, &[1, 0, 0, 0, b'a']);
     let key = page(3, 1, DICTIONARY, &[1, 2, 0]);
     let texts = Column { dictionary: Some(4), data: Some(4 + words.len()), ..Column::new(BYTES, 1, 4) };
     // The footer says that the dictionary stands behind the data, where the decoder begins.
-    let (good, bad) = (page(4, 1, PLAIN, &[7, 0, 0, 0]), page(MAX, 1, PLAIN, &[7, 0, 0, 0]));
+    let (good, bad) = (page(4, 1, PLAIN, &[7, 0, 0, 0, 0, 0, 0, 0]), page(MAX, 1, PLAIN, &[7, 0, 0, 0]));
+    assert_eq!(good.len(), bad.len());
     let behind = Column { data: Some(4), dictionary: Some(4 + good.len()), ..Column::new(INT32, 1, 4 + good.len()) };
     let levels = null_levels(MAX);
     let data = |values: i64| Thrift::default().int(1, values).int(2, 0);
@@ -207,7 +218,7 @@ fn pages() -> Vec<Hostile> {
         ),
         parquet_of(
             "lengths_of_runs.parquet",
-            "byte 4: its columns take more than 1073741824 bytes of memory at once",
+            "byte 4: a column claims 2147483647 values in 99 bytes",
             parquet(MAX, &[Column::new(BYTES, MAX, 4)], &page(99, MAX, DELTA_LENGTHS, &lengths(MAX as u64))),
         ),
         parquet_of(

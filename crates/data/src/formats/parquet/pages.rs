@@ -15,8 +15,10 @@ use std::sync::Arc;
 const PAGE_BYTES_MAX: u64 = 512 << 20;
 /// Numbers in lists that a row group may hold whatever bytes they take.
 const LIST_VALUES_FREE: u64 = 1 << 24;
+/// Rows that a row group may hold whatever bytes they take.
+const ROWS_FREE: u64 = 1 << 26;
 /// And beyond that, for each decompressed byte: a bit-packed number takes a bit or more, only a run of equal ones takes less.
-const LIST_VALUES_PER_BYTE: u64 = 8;
+const VALUES_PER_BYTE: u64 = 8;
 /// Page headers hold statistics with values, so they have no natural size.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
 const HEADER_BYTES_USUAL: u64 = 256;
@@ -112,18 +114,25 @@ pub(super) fn check(
         bytes = bytes.saturating_add(page.compressed.max(page.decompressed));
         offset = end;
     }
-    let list_values = if chunk.column_descr().max_rep_level() > 0 { values } else { 0 };
+    let is_list = chunk.column_descr().max_rep_level() > 0;
+    if !is_list && values > ROWS_FREE.max(bytes.saturating_mul(VALUES_PER_BYTE)) {
+        return Err(too_many(contents, start, format!("a column claims {values} values in {bytes} bytes")));
+    }
+    let list_values = if is_list { values } else { 0 };
     claims.add(row_bytes, len, bytes, list_values);
-    let most = LIST_VALUES_FREE.max(claims.decompressed.saturating_mul(LIST_VALUES_PER_BYTE));
+    let most = LIST_VALUES_FREE.max(claims.decompressed.saturating_mul(VALUES_PER_BYTE));
     match claims.list_values > most {
         true => {
             let message = format!("its columns claim {} numbers in lists, more than they can hold", claims.list_values);
-            let hint =
-                "the file is damaged, or has long lists of equal numbers: write it again with smaller row groups";
-            Err(ReadError::new(message, hint).in_file(contents.path()).at(start))
+            Err(too_many(contents, start, message))
         }
         false => Ok(offsets),
     }
+}
+
+fn too_many(contents: &Contents, offset: u64, message: String) -> ReadError {
+    let hint = "the file is damaged, or repeats the same values very often: write it again with smaller row groups";
+    ReadError::new(message, hint).in_file(contents.path()).at(offset)
 }
 
 /// The sizes of a page.
