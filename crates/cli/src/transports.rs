@@ -24,6 +24,8 @@ pub struct TransportKind {
     pub devices: LinkPreference,
 }
 
+type Connect = fn(&mut Member, Option<&MpiWorld>, &Workers) -> Result<Box<dyn Transport>, Fault>;
+
 /// A link between hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct HostLink {
@@ -31,7 +33,7 @@ pub struct HostLink {
     preference: u8,
     /// Whether this rank and all others can use it. All ranks call it.
     usable: fn(&mut Member, Option<&MpiWorld>) -> Result<bool, Fault>,
-    connect: fn(&mut Member, Option<&MpiWorld>, &Workers) -> Result<Box<dyn Transport>, Fault>,
+    connect: Connect,
     /// Why it cannot be used where it is asked for, and what to do.
     unusable: [&'static str; 2],
     /// Whether `--streams` means something.
