@@ -84,7 +84,7 @@ fn gpt2_of_transformers_answers_the_same() {
     assert_close(&got, logits, 1e-6);
 
     let out = dir.path().join("model.safetensors");
-    export(&RealDisk::shared(), &run, &out, Some(ExportTarget::Hf)).unwrap();
+    export(&RealDisk::shared(), &run, &out, (Some(ExportTarget::Hf), false)).unwrap();
     assert_eq!(contents(&out), contents(&file));
     let config =
         |path: PathBuf| -> serde_json::Value { serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() };
@@ -93,7 +93,7 @@ fn gpt2_of_transformers_answers_the_same() {
 
     // With `nn.Linear`'s layout, there and back.
     let linear = dir.path().join("linear.safetensors");
-    export(&RealDisk::shared(), &run, &linear, Some(ExportTarget::Torch)).unwrap();
+    export(&RealDisk::shared(), &run, &linear, (Some(ExportTarget::Torch), false)).unwrap();
     assert_eq!(contents(&linear)["transformer.h.0.attn.c_attn.weight"].1, [48, 16]);
     let second = tempfile::tempdir().unwrap();
     let back = import_to(second.path(), &linear, &job).unwrap();
@@ -188,7 +188,7 @@ fn resnet_answers_the_same(kind: &str, last: &str) {
     assert_close(&got, &numbers(&text), 1e-5);
 
     let out = dir.path().join("exported.safetensors");
-    export(&RealDisk::shared(), &run, &out, Some(ExportTarget::Torch)).unwrap();
+    export(&RealDisk::shared(), &run, &out, (Some(ExportTarget::Torch), false)).unwrap();
     let (mut theirs, ours) = (contents(&file), contents(&out));
     // Counters of batches start again.
     theirs
