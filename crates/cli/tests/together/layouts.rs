@@ -85,6 +85,11 @@ fn a_split_sequence_has_the_weights_of_one_worker() {
     // Tokens and layers have slices each.
     let both = |sequence: &str| job(sequence) + "tensor_slices = 2\n";
     agree(&both("heads"), &[(2, "tensor=2"), (4, "context=2 tensor=2")]);
+    // Fewer heads than slices of the layers: attention is whole along them, and a worker of two has other shapes than one alone.
+    let few = |job: String| job.replace("heads = 4", "heads = 3").replace("tensor_slices = 2", "tensor_slices = 4");
+    agree(&few(both("heads")), &[(2, "tensor=2"), (4, "context=2 tensor=2"), (4, "tensor=4")]);
+    let llama = both("heads").replace("gpt", "llama").replace("dropout = 0.1", "kv_heads = 3\nhidden = 8");
+    agree(&few(llama), &[(2, "tensor=2"), (4, "tensor=4")]);
 }
 
 /// Keys and values go round a ring, of ranks that have two blocks of tokens each, or one, or all.
