@@ -15,6 +15,8 @@ const NODES_MAX: usize = 500_000;
 /// Ways to split a model that are tried in any case, and at most.
 const TRIES_MIN: usize = 4;
 const TRIES_MAX: usize = 48;
+/// Schedules that are made to find out which go with the grains, at most.
+const ORDERS_MAX: usize = 512;
 /// Layouts that are considered at all.
 const CONSIDERED_MAX: usize = 20_000;
 /// Workers of a layout that is considered.
@@ -61,6 +63,8 @@ struct Layout {
     schedule: String,
     /// Tokens have slices of their own, and layers others.
     by_tokens: bool,
+    /// Workers that lines of `[parallel.layers]` give to layers: with `spatial`, and with `tensor`.
+    lines: [usize; 2],
 }
 
 impl Layout {
@@ -85,7 +89,26 @@ impl Layout {
         };
         let by_tokens =
             matches!(parallel.peek("sequence"), Some(Setting::Text(text)) if text == "heads" || text == "context");
-        Some(Self { workers, counts, pairs, schedule, by_tokens })
+        let lines = ["spatial", "tensor"].map(|way| most_of_lines(parallel, way));
+        Some(Self { workers, counts, pairs, schedule, by_tokens, lines })
+    }
+
+    /// Workers along all axes but that of the data.
+    fn model_ranks(&self) -> usize {
+        let counts = [TENSOR, CONTEXT, PIPELINE].map(|at| self.counts[at]);
+        let [spatial @ [rows, columns], tiles] = self.pairs;
+        // Lines say how many workers there are where no key does, and those of both ways are the same.
+        let images = if spatial == [1, 1] { self.lines[0] } else { rows * columns };
+        let is_cut = images > 1 || tiles != [1, 1];
+        let layers = if is_cut || self.counts[TENSOR] > 1 { 1 } else { self.lines[1] };
+        counts.iter().product::<usize>() * images * layers
+    }
+
+    /// What decides whether the model can be split so.
+    fn of_model(&self) -> Self {
+        let mut model = Self { workers: 0, ..self.clone() };
+        model.counts[ZERO] = 0;
+        model
     }
 
     /// What differs from another, as assignments of `--set`.
@@ -140,6 +163,16 @@ impl Layout {
     }
 }
 
+/// The largest number that a line of `[parallel.layers]` has for a way; 1 if none has any.
+fn most_of_lines(parallel: &Settings, way: &str) -> usize {
+    let Ok(table) = parallel.table("layers") else { return 1 };
+    let number = |pattern: &str| match table.table(pattern).ok()?.peek(way)? {
+        Setting::Int(value) => usize::try_from(*value).ok(),
+        _ => None,
+    };
+    table.keys().filter_map(number).max().unwrap_or(1).clamp(1, WORKERS_MAX)
+}
+
 /// Two counts, or one of rows.
 fn pair_of(setting: &Setting) -> Option<[usize; 2]> {
     let count = |setting: &Setting| match setting {
@@ -172,9 +205,10 @@ fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String
     let job = Job::read_among(&plain, kinds).ok()?;
     let check = LayoutCheck::new(&job).ok()?;
     let mut tries = (NODES_MAX / check.nodes().max(1)).clamp(TRIES_MIN, TRIES_MAX);
-    let mut found: Vec<Layout> = Vec::new();
+    let mut orders = ORDERS_MAX;
+    let (mut found, mut unfit): (Vec<Layout>, Vec<Layout>) = (Vec::new(), Vec::new());
     for layout in around(&wanted, job.grains) {
-        if tries == 0 || found.len() == NAMED_MAX {
+        if tries == 0 || orders == 0 || found.len() == NAMED_MAX {
             break;
         }
         if found.iter().any(|known| layout.goes_beyond(known, &wanted)) {
@@ -183,12 +217,18 @@ fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String
         let mut settings = fresh()?;
         layout.write(&wanted, settings.table_mut("parallel", "job")?);
         let Ok(parallel) = read_parallel(&settings, kinds, &job) else { continue };
-        if job.grains_for(&parallel, layout.workers).is_err() {
+        let model = layout.of_model();
+        if job.grains_for(&parallel, layout.workers).is_err() || unfit.contains(&model) {
+            continue;
+        }
+        orders -= 1;
+        if check.order(&parallel, layout.workers).is_err() {
             continue;
         }
         tries -= 1;
-        if check.run(&parallel, layout.workers).is_ok() {
-            found.push(layout);
+        match check.run(&parallel, layout.workers) {
+            Ok(()) => found.push(layout),
+            Err(_) => unfit.push(model),
         }
     }
     let text = |layout: &Layout| {
@@ -304,8 +344,7 @@ fn with_tiles(layout: &Layout) -> Vec<Layout> {
 
 /// With the number of workers that is wished for, if it can be, and with those below and above it that can.
 fn with_workers(layout: &Layout, grains: usize) -> Vec<Layout> {
-    let [rows, columns] = layout.pairs[SPATIAL];
-    let unit = layout.counts[TENSOR] * layout.counts[CONTEXT] * layout.counts[PIPELINE] * rows * columns;
+    let unit = layout.model_ranks();
     let sizes: Vec<usize> =
         (0..=grains.ilog2()).map(|power| unit << power).filter(|size| *size <= WORKERS_MAX).collect();
     let below = sizes.iter().rfind(|size| **size <= layout.workers);

@@ -181,8 +181,8 @@ fn a_checkpoint_of_a_split_model_moves_to_any_layout() {
 #[test]
 fn an_impossible_layout_names_possible_ones() {
     let dir = tempdir();
-    std::fs::write(dir.path().join("job.toml"), GPT).expect("a job file");
-    let refused = |workers: usize, layout: &str| {
+    let refused = |job: &str, workers: usize, layout: &str| {
+        std::fs::write(dir.path().join("job.toml"), job).expect("a job file");
         let mut command = kolo(dir.path());
         command.args(["train", "job.toml", "--quiet", "-n", &workers.to_string()]);
         command
@@ -192,7 +192,7 @@ fn an_impossible_layout_names_possible_ones() {
         ended.stderr
     };
     // A name that is wrong is no matter of layouts.
-    let text = refused(2, "layers={\"h.9.*\"={tensor=2}}");
+    let text = refused(GPT, 2, "layers={\"h.9.*\"={tensor=2}}");
     assert!(text.contains("layers are h.0.attn"), "{text}");
     for (workers, layout, words) in [
         (4, "tensor=4", "write `slices = 4`"),
@@ -212,12 +212,26 @@ fn an_impossible_layout_names_possible_ones() {
         (2, "pipeline=2 stages=[\"h.9\"]", "h.1"),
         (2, "spatial=[2,1]", "write `tiles = [2, 1]`"),
         (2, "spatial=[2,1] tiles=[2,1]", "use it for a model of images"),
+        (2, "layers={\"h.1.*\"={tensor=4}}", "multiple of 4"),
+        (8, "pipeline=4 layers={\"wte\"={tensor=4}}", "multiple of 16"),
+        (2, "tensor=2 layers={\"h.1.*\"={tensor=2}}", "leave `parallel.tensor` out"),
     ] {
-        let text = refused(workers, layout);
+        let text = refused(GPT, workers, layout);
         assert!(text.contains(words), "-n {workers} {layout}: {words:?} is not in\n{text}");
         assert!(
             text.contains("layouts that would do:\n    -n "),
             "-n {workers} {layout}: no layout is named in\n{text}"
         );
+    }
+    // Most of what is near has more stages than the model has layers.
+    let lstm = LSTM.replace("grains = 4", "grains = 2").replace("width = 16", "width = 16\nlayers = 2");
+    let resnet = RESNET.replace("slices = 4", "slices = 1");
+    for (job, workers, layout) in [
+        (&lstm, 8, "pipeline=4 chunks=3 schedule=interleaved zero=2"),
+        (&resnet, 2, "layers={\"conv1\"={spatial=4}}"),
+        (&resnet, 2, "spatial=[2,1] tiles=[4,1] layers={\"conv1\"={spatial=4}}"),
+    ] {
+        let text = refused(job, workers, layout);
+        assert!(text.contains("layouts that would do:\n    -n "), "-n {workers} {layout}: {text}");
     }
 }
