@@ -235,3 +235,17 @@ fn an_impossible_layout_names_possible_ones() {
         assert!(text.contains("layouts that would do:\n    -n "), "-n {workers} {layout}: {text}");
     }
 }
+
+/// A pipe or a device is no schedule, and nobody waits for it.
+#[test]
+fn a_schedule_is_a_file_with_an_end() {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("job.toml"), GPT).expect("a job file");
+    run(std::process::Command::new("mkfifo").arg(dir.path().join("pipe")), LIMIT).well();
+    for schedule in ["pipe", "/dev/zero"] {
+        let mut command = kolo(dir.path());
+        command.args(["plan", "job.toml", "-n", "2", "--set", "parallel.pipeline=2", "--set"]);
+        let ended = run(command.arg(format!("parallel.schedule={schedule}")), LIMIT);
+        assert!(ended.stderr.contains("it is not a regular file"), "{schedule}: {ended}");
+    }
+}
