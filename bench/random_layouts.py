@@ -1,8 +1,8 @@
 """Jobs and layouts that nobody listed, drawn from a seed; `layouts.py --random N --seed S` trains them.
 
-A job is a model of odd sizes with its data, optimizer, grains and slices: all that the weights depend on. A layout is everything
-they must not depend on: workers, their mesh, schedule, ZeRO, recompute, buckets, threads, transport. Most layouts can be run;
-some are meant to be refused.
+A job is a model of odd sizes with its data, optimizer, precision, grains, slices and lines about single layers: all that the weights
+depend on. A layout is everything they must not depend on: workers, their mesh, schedule, stages, ZeRO, recompute, buckets, threads,
+transport. Most layouts can be run; some are meant to be refused.
 """
 
 import random
@@ -31,6 +31,23 @@ def gpt(dice):
     if dice.often(0.4):
         settings["model.dropout"] = 0.1
     return settings, ["h.0.*", "wte.*", "wpe.*", "*.bias", "h.*.attn.*", "ln_f.*", "h.0.mlp.c_fc.weight"]
+
+
+def llama(dice):
+    kv_heads = dice.choice([1, 1, 2, 3])
+    heads = kv_heads * dice.choice([1, 2, 3])
+    settings = {
+        "model.kind": "llama",
+        "model.layers": dice.randint(1, 3),
+        "model.heads": heads,
+        "model.kv_heads": kv_heads,
+        "model.width": heads * 2 * dice.randint(1, 4),
+        "model.hidden": dice.randint(1, 40),
+        "model.context": dice.choice([4, 6, 8, 16]),
+        "model.vocab": dice.randint(2, 70),
+        "data.source": "synthetic:tokens",
+    }
+    return settings, ["*.mlp.*", "*norm*", "*embed*"]
 
 
 def mlp(dice):
@@ -71,6 +88,17 @@ def resnet18(dice):
     return settings, ["layer1.*", "*.bias", "conv1.*", "fc.*"]
 
 
+def resnet50(dice):
+    settings = {
+        "model.kind": "resnet50",
+        "model.width": dice.choice([1, 3, 4]),
+        "model.image": [dice.choice([1, 3]), 32, 32],
+        "model.classes": dice.randint(2, 7),
+        "data.source": "synthetic:images",
+    }
+    return settings, ["layer1.*", "*.bias", "conv1.*", "fc.*"]
+
+
 def lstm(dice):
     settings = {
         "model.kind": "lstm",
@@ -84,7 +112,17 @@ def lstm(dice):
     return settings, ["*bias*", "*_l0", "head.*"]
 
 
-MODELS = [(gpt, 10), (mlp, 5), (cnn, 3), (lstm, 4), (resnet18, 1)]
+MODELS = [(gpt, 8), (llama, 6), (mlp, 5), (cnn, 4), (lstm, 4), (resnet18, 1), (resnet50, 1)]
+# Patterns of layers that a line of `[parallel.layers]` may name, for each way, and a name at which a stage may begin.
+LAYERS = {
+    "gpt": ({"tensor": ["h.0.*", "h.*.mlp.*", "wte", "h.*.attn.c_attn"]}, "h.{}"),
+    "llama": ({"tensor": ["*.0.*", "*.mlp.*", "*embed*", "*.q_proj"]}, "model.layers.{}"),
+    "mlp": ({"tensor": ["layers.0", "layers.*"]}, "layers.{}"),
+    "cnn": ({"tensor": ["fc", "convs.*"], "spatial": ["convs.0", "convs.*"]}, "convs.{}"),
+    "resnet18": ({"tensor": ["fc", "layer4.*"], "spatial": ["conv1", "layer1.*"]}, "layer{}.0"),
+    "resnet50": ({"tensor": ["fc", "layer4.*"], "spatial": ["conv1", "layer1.*"]}, "layer{}.0"),
+    "lstm": ({"tensor": ["head", "lstm.*"]}, "lstm.{}"),
+}
 OPTIMIZERS = [
     {"kind": "sgd", "lr": 0.05},
     {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True},
@@ -126,16 +164,46 @@ def job(dice):
         settings["model.freeze"] = dice.sample(patterns, dice.randint(1, 2))
     slices = dice.choice([1, 2, 4, 8])
     settings["parallel.slices"] = slices
-    if settings["model.kind"] == "gpt":
+    if settings["model.kind"] in ("gpt", "llama"):
         sequence = dice.choice(["whole", "whole", "tensor", "heads", "context"])
         settings["parallel.sequence"] = sequence
         if sequence in ("heads", "context"):
             settings["parallel.tensor_slices"] = dice.choice([1, 2, 4])
-    if settings["model.kind"] in ("cnn", "resnet18") and dice.often(0.6):
+    if settings["model.kind"] in ("cnn", "resnet18", "resnet50") and dice.often(0.6):
         settings["parallel.tiles"] = [dice.choice([1, 2, 4]), dice.choice([1, 2])]
-    if slices > 1 and dice.often(0.2):
-        settings["parallel.whole"] = [dice.choice(patterns)]
+    if dice.often(0.25):
+        settings["train.precision"] = "bf16"
+    if dice.often(0.25):
+        settings["parallel.layers"] = lines(dice, settings)
     return settings
+
+
+def lines(dice, job):
+    """Lines about layers: exceptions from what all layers are, or layers that alone are split."""
+    ways, _ = LAYERS[job["model.kind"]]
+    number, chosen = dice.choice([1, 1, 2, 2, 4]), {}
+    for way in dice.sample(list(ways), dice.randint(1, len(ways))):
+        chosen.setdefault(dice.choice(ways[way]), {})[way] = number
+    return chosen
+
+
+def workers_of_lines(job):
+    """How many workers lines give to layers, for each way."""
+    of = lambda way: max([line.get(way, 1) for line in job.get("parallel.layers", {}).values()], default=1)
+    return of("tensor"), of("spatial")
+
+
+def stages(dice, job, pipeline):
+    """Where the stages of a pipeline begin, but for the first."""
+    kind = job["model.kind"]
+    _, name = LAYERS[kind]
+    numbers = {
+        "mlp": lambda: range(1, len(job["model.hidden"]) + 1),
+        "cnn": lambda: range(1, len(job["model.channels"])),
+        "resnet18": lambda: range(1, 5),
+        "resnet50": lambda: range(1, 5),
+    }.get(kind, lambda: range(1 if kind == "lstm" else 0, job["model.layers"]))()
+    return [name.format(at) for at in sorted(dice.sample(list(numbers), min(pipeline - 1, len(numbers))))]
 
 
 def divisors(number):
@@ -154,7 +222,16 @@ def layout(dice, job, transports):
     pipeline = dice.choice(sizes or [1, 1, 2, 2, 3, 4])
     data = dice.choice(sizes or divisors(job["data.grains"]))
     spatial = [dice.choice(sizes or divisors(tiles)) for tiles in job.get("parallel.tiles", [1, 1])]
-    while tensor * context * pipeline * data * spatial[0] * spatial[1] > 8:
+    # Lines say it where they give layers to several workers.
+    lines_tensor, lines_spatial = workers_of_lines(job)
+    if lines_tensor > 1 and not dice.often(0.1):
+        tensor = 1
+    if lines_spatial > 1 and not dice.often(0.1):
+        spatial = [1, 1]
+    of_lines = max(lines_tensor, lines_spatial) if tensor == 1 and spatial == [1, 1] else 1
+    if dice.often(0.1):
+        of_lines = 1
+    while of_lines * tensor * context * pipeline * data * spatial[0] * spatial[1] > 8:
         tensor, context, pipeline, data, *spatial = (max(1, part // 2) for part in (tensor, context, pipeline, data, *spatial))
     settings = {"parallel.tensor": tensor, "parallel.pipeline": pipeline}
     if by_tokens:
@@ -166,6 +243,8 @@ def layout(dice, job, transports):
         settings["parallel.schedule"] = schedule
         if schedule == "interleaved":
             settings["parallel.chunks"] = dice.choice([1, 2, 2, 3])
+        elif dice.often(0.2):
+            settings["parallel.stages"] = stages(dice, job, pipeline)
     settings["parallel.zero"] = dice.choice([0, 0, 1, 2, 3, 3])
     for key, share, values in [
         ("parallel.prefetch", 0.3, [0, 1, 2, 5]),
@@ -181,7 +260,7 @@ def layout(dice, job, transports):
     if settings.get("parallel.schedule") == "own":
         chunks = dice.choice([1, 1, 2])
         settings["parallel.schedule"] = own_schedule(dice, pipeline, pipeline * chunks, max(1, job["data.grains"] // data))
-    workers = tensor * context * pipeline * data * spatial[0] * spatial[1] + (1 if wild and dice.often(0.3) else 0)
+    workers = of_lines * tensor * context * pipeline * data * spatial[0] * spatial[1] + (1 if wild and dice.often(0.3) else 0)
     threads = dice.choice([1, 1, 1, 2, 3])
     return workers, settings, threads, dice.choice(transports) if workers > 1 else "shm"
 
@@ -248,7 +327,7 @@ def toml(value):
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{toml(key)} = {toml(one)}" for key, one in value.items()) + " }"
     return str(value)
 
 

@@ -268,7 +268,7 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
 /// The job's own words are the reason.
 fn refusal(fault: Fault) -> Failure {
     match fault {
-        Fault::Aborted(text) => Failure::ended(text, 1),
+        Fault::Aborted(text) => Failure::ended(text, 1, None),
         fault => fault.into(),
     }
 }

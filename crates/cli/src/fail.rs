@@ -15,12 +15,15 @@ pub struct Failure {
     culprit: Option<usize>,
     /// That rank says more than this one knows.
     told_by_culprit: bool,
+    /// A rank was lost, or did not go on.
+    of_lost_rank: bool,
 }
 
 const JOB_FAILED: u8 = 1;
 const COMMAND_WRONG: u8 = 2;
 
-const NOTHING: Failure = Failure { message: String::new(), code: JOB_FAILED, culprit: None, told_by_culprit: false };
+const NOTHING: Failure =
+    Failure { message: String::new(), code: JOB_FAILED, culprit: None, told_by_culprit: false, of_lost_rank: false };
 
 impl Failure {
     /// The command was wrong.
@@ -43,9 +46,19 @@ impl Failure {
         Self { message: format!("{}\n  hint: {hint}", message.into()), ..NOTHING }
     }
 
-    /// The workers ended like this.
-    pub fn ended(message: String, code: i32) -> Self {
-        Self { message, code: u8::try_from(code).unwrap_or(JOB_FAILED), ..NOTHING }
+    /// The workers ended like this, by this fault if by any.
+    pub fn ended(message: String, code: i32, fault: Option<&Fault>) -> Self {
+        let of_lost_rank = matches!(fault, Some(Fault::Lost { .. } | Fault::Stalled { .. }));
+        Self { message, code: u8::try_from(code).unwrap_or(JOB_FAILED), of_lost_rank, ..NOTHING }
+    }
+
+    /// The same with what it means that a rank was lost, if one was, before its hint.
+    pub fn meaning(mut self, of_lost_rank: impl FnOnce() -> String) -> Self {
+        if self.of_lost_rank {
+            let at = self.message.find("\n  hint: ").unwrap_or(self.message.len());
+            self.message.insert_str(at, &format!("\n  {}", of_lost_rank()));
+        }
+        self
     }
 
     /// Somebody else has shown why.
@@ -94,7 +107,7 @@ impl From<kolo_train::Error> for Failure {
     fn from(error: kolo_train::Error) -> Self {
         let code = if error.is_usage() { COMMAND_WRONG } else { JOB_FAILED };
         let told_by_culprit = matches!(error, kolo_train::Error::ReportedElsewhere { .. });
-        Self { message: error.to_string(), code, culprit: error.culprit(), told_by_culprit }
+        Self { message: error.to_string(), code, culprit: error.culprit(), told_by_culprit, ..NOTHING }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::fail::Failure;
 use crate::output::print_error;
+use kolo_ckpt::StepName;
 use kolo_train::checkpoint::{CHECKPOINTS, JOB_FILE};
 use kolo_train::record::OutDir;
 use std::fs;
@@ -18,6 +19,12 @@ const NAME_CHARACTERS_MAX: usize = 64;
 const ATTEMPTS_MAX: u64 = 1000;
 /// RunFiles of an old run that a message names.
 const NAMED_FILES_MAX: usize = 3;
+
+/// Whether a run has left a checkpoint.
+pub fn has_checkpoints(out: &OutDir) -> bool {
+    let is_step = |entry: fs::DirEntry| entry.file_name().to_str().and_then(StepName::parse).is_some();
+    fs::read_dir(out.path.join(CHECKPOINTS)).is_ok_and(|entries| entries.flatten().any(is_step))
+}
 
 /// Whose files a directory may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::elastic::ElasticOptions;
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
+use kolo_parallel::strategy::Strategy;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir, JOB_FILE};
 use kolo_train::compared::{most_wrong, most_wrong_memory};
@@ -65,7 +66,11 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
             let view = Progress::new(job.total_steps, args.quiet);
             let servers = roles.map_or(0, |roles| roles.servers);
             let elastic = elastic.map(|options| elastic::inviting(options, out.as_ref()));
-            workers::supervise(&args.job.workers, world, servers, out.as_ref(), view, elastic)
+            let ended = workers::supervise(&args.job.workers, world, servers, out.as_ref(), view, elastic);
+            match job.parallel.strategies().any(Strategy::shares_model) {
+                true => ended.map_err(|failure| failure.meaning(|| lost_part(out.as_ref()))),
+                false => ended,
+            }
         }
         None => alone(&job, args, out.clone()),
     };
@@ -73,6 +78,17 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
         out::remove_if_empty(out.as_ref());
     }
     outcome
+}
+
+/// What it means that a rank is gone which had a part of the model that no other has.
+fn lost_part(out: Option<&OutDir>) -> String {
+    let lost = "its part of the model is lost with it, and the others cannot go on without";
+    match out.filter(|out| out::has_checkpoints(out)) {
+        Some(out) => {
+            format!("{lost}; start it again with --resume --out {} in this or any other layout", out.path.display())
+        }
+        None => format!("{lost}; there is no checkpoint to go on from (`checkpoint.every`)"),
+    }
 }
 
 /// The run's directory, which holds no other run. Whoever is first on this host looks, before anybody is started.

@@ -306,10 +306,11 @@ fn echo(view: Progress) -> Echo {
 
 /// The supervisor's last word.
 fn end(outcome: &Outcome) -> Result<(), Failure> {
+    let (code, fault) = (outcome.exit_code(), outcome.verdict.fault.as_ref());
     match outcome.message() {
-        Some(message) => Err(Failure::ended(message, outcome.exit_code())),
-        None if outcome.exit_code() == 0 => Ok(()),
-        None => Err(Failure::ended(String::new(), outcome.exit_code())),
+        Some(message) => Err(Failure::ended(message, code, fault)),
+        None if code == 0 => Ok(()),
+        None => Err(Failure::ended(String::new(), code, fault)),
     }
 }
 

@@ -175,6 +175,20 @@ impl Job {
         }
     }
 
+    /// Waits until there is a checkpoint.
+    fn wait_for_checkpoint(&self) {
+        let (start, runs) = (Instant::now(), self.folder.path().join("runs"));
+        let is_there = || {
+            let runs = std::fs::read_dir(&runs).into_iter().flatten().flatten();
+            let mut kept = runs.filter_map(|run| std::fs::read_dir(run.path().join("checkpoints")).ok()).flatten();
+            kept.any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("step-")))
+        };
+        while !is_there() {
+            assert!(start.elapsed() < START_LIMIT, "{}: no checkpoint", self.about);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits until all are gone since `harm`, and looks for what is left.
     fn end(mut self, harm: impl FnOnce(&mut Self) -> Instant) -> End {
         let processes = self.processes();
@@ -293,9 +307,21 @@ fn a_lost_rank_of_a_split_model() {
     ] {
         let (rank, end) = signalled(number, seed, &SPLIT);
         let start = format!("error: rank {rank} on {} was lost during ", host());
-        end.check(SOON, 1, &[&start, words]);
+        let means =
+            "\n  its part of the model is lost with it, and the others cannot go on without; there is no checkpoint";
+        end.check(SOON, 1, &[&start, words, means]);
         end.tells_where();
     }
+    // With a checkpoint to go on from.
+    let options = [&SPLIT[..], &["--set", "checkpoint.every=1 epochs"]].concat();
+    let mut job = Job::train(&options, "a killed rank of a split model with checkpoints".into());
+    let workers = job.workers();
+    job.wait_for_checkpoint();
+    let end = job.end(|_: &mut Job| {
+        signal(workers[&1], libc::SIGKILL);
+        Instant::now()
+    });
+    end.check(SOON, 1, &["\n  its part of the model is lost with it", "start it again with --resume --out runs/"]);
 }
 
 /// A parameter server is called so, at work and before it has said what it is.

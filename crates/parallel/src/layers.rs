@@ -1,13 +1,14 @@
 //! `[parallel.layers]`: how single layers are split, by patterns of their names.
 //!
 //! A line such as `"features.*" = { spatial = 2 }` says how many workers share these layers in that way, and 1 that each has them
-//! whole. If the ways of all layers have keys of their own (`tensor`, `spatial`), lines are exceptions; otherwise only layers
-//! that a line names are split.
+//! whole. If the ways of all layers have keys of their own (`tensor`, `spatial`), lines are exceptions, with 1; otherwise only
+//! layers that a line names are split.
 
 use crate::strategy::{Key, KeyValue, Refusal};
 use kolo_base::matches_pattern;
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
+use kolo_ops::cross_entropy_parts::SLICES_MAX;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const LAYERS: Key = Key {
@@ -64,7 +65,12 @@ impl Layers {
             let line = table.table_like(pattern, "{ spatial = 2 }")?;
             let mut ranks = [None; 2];
             for way in Way::ALL.into_iter().filter(|way| line.peek(way.key()).is_some()) {
-                ranks[way as usize] = Some(line.count(way.key(), 1, 1)?);
+                let count = line.count(way.key(), 1, 1)?;
+                if count > SLICES_MAX {
+                    let message = format!("is {count}, and at most {SLICES_MAX} are possible");
+                    return Err(line.wrong(way.key(), message, format!("write a number up to {SLICES_MAX}")));
+                }
+                ranks[way as usize] = Some(count);
             }
             for way in Way::ALL {
                 line.count(way.key(), 1, 1)?;
@@ -99,6 +105,36 @@ impl Layers {
             Some((line, own)) => {
                 let message = format!("has `{} = {own}`, but {ranks} workers share layers in this way", way.key());
                 Err(line.refusal(message, format!("write {ranks}, or 1 for whole layers")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses numbers that are no powers of two: as many slices as workers would not add up in one order.
+    pub fn check_powers(&self, way: Way) -> Result<(), Refusal> {
+        match self.numbers(way).find(|(_, own)| !own.is_power_of_two()) {
+            Some((line, own)) => {
+                let (below, above) = (1 << own.ilog2(), own.next_power_of_two());
+                let message = format!("has `{} = {own}`, which is no power of two", way.key());
+                let hint = format!("write {below} or {above}, or `job.reproducible = false`");
+                Err(line.refusal(message, hint))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses lines that give layers to several workers where a key of their own gives all layers to some: without the key the
+    /// same lines would be another job, which splits nothing else.
+    pub fn check_exceptions(&self, way: Way) -> Result<(), Refusal> {
+        match self.numbers(way).find(|(_, own)| *own > 1) {
+            Some((line, own)) => {
+                let key = way.key();
+                let message = format!("has `{key} = {own}`, but `parallel.{key}` splits all layers");
+                let hint = format!(
+                    "leave `parallel.{key}` out, and workers share what lines name, or leave this line out, and they share all \
+                     layers but those with `{{ {key} = 1 }}`"
+                );
+                Err(line.refusal(message, hint))
             }
             None => Ok(()),
         }

@@ -50,6 +50,7 @@ pub mod axes {
     pub use crate::mesh::DATA;
     pub use crate::pipeline::PIPELINE;
     pub use crate::sequence::{HEADS_AXIS, RING_AXIS};
+    pub use crate::spatial::{HEIGHT, WIDTH};
     pub use crate::tensor::TENSOR;
 }
 

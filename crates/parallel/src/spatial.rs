@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The axes along which images are cut.
-const AXES: [&str; 2] = ["height", "width"];
+pub const HEIGHT: &str = "height";
+pub const WIDTH: &str = "width";
+const AXES: [&str; 2] = [HEIGHT, WIDTH];
 /// Dims of an image `[n, c, h, w]` that are cut.
 const DIMS: [usize; 2] = [2, 3];
 /// Tiles along a side, at most.
@@ -58,7 +60,7 @@ fn read(settings: &Settings) -> Result<Option<Spatial>, SettingError> {
     let of_layers = spatial.layers.ranks(Way::Spatial);
     if ranks == [1, 1] && of_layers > 1 {
         spatial.ranks = [of_layers, 1];
-        spatial.tiles[0] = tiles[0].max(of_layers);
+        spatial.tiles[0] = tiles[0].max(of_layers.next_power_of_two());
         spatial.of_layers = true;
     }
     let is_chosen = spatial.ranks != [1, 1] || spatial.tiles != [1, 1];
@@ -159,6 +161,23 @@ impl Spatial {
         Ok(lower(&graph, &plan, &Group { axis: AXES[side].into(), ranks, rank }))
     }
 
+    /// Refuses numbers in lines about layers.
+    fn check_lines(&self, job: Facts) -> Result<(), Refusal> {
+        match self.of_layers {
+            true => self.layers.check_ranks(Way::Spatial, self.ranks[0])?,
+            false => self.layers.check_exceptions(Way::Spatial)?,
+        }
+        if self.of_layers && job.reproducible {
+            self.layers.check_powers(Way::Spatial)?;
+        }
+        match self.tensor {
+            // Whoever does all tiles does all parts of these layers, too.
+            true if self.ranks == [1, 1] => self.layers.check_ranks(Way::Tensor, self.tiles[0]),
+            true => self.layers.check_ranks(Way::Tensor, self.ranks[0]),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses lines about layers that cannot be split so.
     fn check_layers(&self, graph: &Graph, plan: &Plan, training: &Graph, side: usize) -> Result<(), Refusal> {
         let is_cut = |layer: &str| {
@@ -208,10 +227,7 @@ impl Strategy for Spatial {
         self.of_layers
     }
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
-        self.layers.check_ranks(Way::Spatial, self.ranks.iter().product())?;
-        if self.tensor {
-            self.layers.check_ranks(Way::Tensor, self.ranks[0])?;
-        }
+        self.check_lines(job)?;
         let uneven = self.tiles.iter().zip(self.ranks).any(|(tiles, ranks)| !tiles.is_multiple_of(ranks));
         if job.reproducible && uneven {
             let least: [usize; 2] =

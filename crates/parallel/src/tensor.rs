@@ -78,7 +78,7 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
     let of_layers = ranks == 1 && layers.ranks(Way::Tensor) > 1 && !spatial::is_chosen(settings)?;
     if of_layers {
         ranks = layers.ranks(Way::Tensor);
-        slices = slices.max(ranks);
+        slices = slices.max(ranks.next_power_of_two());
     }
     let sequence = sequence == SequenceSplit::Tensor;
     Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, key: key.name, sequence, layers, of_layers }))
@@ -131,8 +131,13 @@ impl Strategy for Tensor {
         self.of_layers
     }
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
-        if self.ranks > 1 {
+        if self.of_layers {
             self.layers.check_ranks(Way::Tensor, self.ranks)?;
+        } else if self.ranks > 1 {
+            self.layers.check_exceptions(Way::Tensor)?;
+        }
+        if self.of_layers && job.reproducible {
+            self.layers.check_powers(Way::Tensor)?;
         }
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {
             let (key, above) = (self.key, self.ranks.next_power_of_two());

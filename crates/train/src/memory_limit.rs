@@ -9,9 +9,10 @@ use crate::memory_check::{by_kind, largest_hint};
 use crate::worker_plan::WorkerPlan;
 use kolo_exec::{Offload, Options};
 use kolo_graph::settings::Setting;
+use kolo_parallel::axes::{HEADS_AXIS, HEIGHT, RING_AXIS, WIDTH};
 use kolo_parallel::keys;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::strategy::Key;
+use kolo_parallel::strategy::{Key, Strategy};
 use kolo_parallel::{Parallel, Recompute, RecomputePlan};
 use kolo_plan::MemoryPlan;
 
@@ -65,8 +66,8 @@ pub fn check(job: &Job, wanted: &Wanted<'_>) -> Result<(), Error> {
 const NAMED_MAX: usize = 4;
 /// Workers of a layout that is considered, at most.
 const WORKERS_MAX: usize = 64;
-/// Workers that share a layer, at most; more are seldom on one host.
-const TENSOR_MAX: usize = 8;
+/// Workers that share a model in one way, at most; more that share a layer are seldom on one host.
+const SHARED_MAX: usize = 8;
 
 /// What exceeds the limit by one part in so many is far from fitting.
 const FAR: u64 = 10;
@@ -80,14 +81,40 @@ pub struct Layout {
     pub recompute: Recompute,
     pub offload: Offload,
     pub zero: usize,
+    pub shares: ModelShares,
+}
+
+/// How many workers share the model in each way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelShares {
+    /// Its layers, one behind the other.
+    pub pipeline: usize,
+    /// The rows of its images.
+    pub spatial: usize,
+    /// The tokens of its samples.
+    pub context: usize,
+    /// Every layer.
     pub tensor: usize,
+}
+
+impl ModelShares {
+    fn all(self) -> [usize; 4] {
+        [self.pipeline, self.spatial, self.context, self.tensor]
+    }
+
+    fn ranks(self) -> usize {
+        self.all().iter().product()
+    }
 }
 
 impl Layout {
     /// Whether another one does with as few workers and changes.
     fn is_beside(&self, other: &Layout) -> bool {
-        let parts = |one: &Layout| [one.workers, one.recompute as usize, one.offload as usize, one.zero, one.tensor];
-        parts(self).into_iter().zip(parts(other)).all(|(own, other)| own >= other)
+        let parts = |one: &Layout| {
+            let kept = [one.workers, one.recompute as usize, one.offload as usize, one.zero];
+            kept.into_iter().chain(one.shares.all())
+        };
+        parts(self).zip(parts(other)).all(|(own, other)| own >= other)
     }
 }
 
@@ -126,7 +153,8 @@ impl Found {
             return (format!("\n  layouts that fit, with what a worker takes:{}", lines.concat()), hint.into());
         }
         let smallest = self.smallest.as_ref().map_or(String::new(), |one| format!("; the smallest is\n    {one}"));
-        let text = format!("\n  no layout of recompute, zero, tensor and workers fits{smallest}");
+        let text =
+            format!("\n  no layout of recompute, zero, pipeline, spatial, context, tensor and workers fits{smallest}");
         (text, format!("{}, or raise `memory.limit`", largest_hint(plan)))
     }
 }
@@ -136,9 +164,9 @@ impl Found {
 pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
     let space = Space::of(job, now)?;
     let mut found = Found::default();
-    for (workers, tensor) in space.meshes() {
-        let at = |recompute, offload, zero| Layout { offload, ..space.layout(workers, tensor, recompute, zero) };
-        let (most, offloads) = (space.zero_of(workers, tensor), space.offloads());
+    for (workers, shares) in space.meshes() {
+        let at = |recompute, offload, zero| Layout { offload, ..space.layout(workers, shares, recompute, zero) };
+        let (most, offloads) = (space.zero_of(workers, shares), space.offloads());
         let last = offloads[offloads.len() - 1];
         // Recomputing blocks takes the least, or little more if there is not much to recompute: if it is far from fitting with
         // every stage of ZeRO, no layout of these workers fits.
@@ -181,36 +209,66 @@ struct Space<'j> {
     tensor_max: usize,
     /// As the job has it.
     own: Layout,
+    /// Parts of sums that workers of `tensor` share.
     slices: usize,
+    tiles: usize,
+    /// Tokens have slices, so that workers may share them.
+    by_tokens: bool,
+    /// Images may be cut into more strips: they are in strips, or whole, and no line says how.
+    in_strips: bool,
 }
 
 impl<'j> Space<'j> {
     fn of(job: &'j Job, now: WorkersNow) -> Result<Self, Error> {
         let sizes = job.parallel.layout(now.workers);
         let size = |key: &Key| sizes.get(key.name).copied().unwrap_or(key.default_count());
+        let along = |axis: &str| sizes.get(axis).copied().unwrap_or(1);
         let own = Layout {
             workers: now.workers,
             threads: now.threads,
             recompute: job.parallel.recompute().usual(),
             offload: job.memory.offload,
             zero: size(&keys::ZERO),
-            tensor: size(&keys::TENSOR),
+            shares: ModelShares {
+                pipeline: size(&keys::PIPELINE),
+                spatial: along(HEIGHT),
+                context: along(RING_AXIS).max(along(HEADS_AXIS)),
+                tensor: size(&keys::TENSOR),
+            },
         };
         let (zero_max, tensor_max) = (most(job, &keys::ZERO), most(job, &keys::TENSOR));
-        Ok(Self { job, now, zero_max, tensor_max: tensor_max.min(TENSOR_MAX), own, slices: size(&keys::SLICES) })
+        let by_tokens = sizes.contains_key(RING_AXIS) || sizes.contains_key(HEADS_AXIS);
+        let slices = size(slices_key(by_tokens));
+        let (tensor_max, tiles) = (tensor_max.min(SHARED_MAX), along(keys::TILES.name));
+        let in_strips = along(WIDTH) == 1 && !job.parallel.strategies().any(Strategy::is_of_layers);
+        Ok(Self { job, now, zero_max, tensor_max, own, slices, tiles, by_tokens, in_strips })
     }
 
-    /// (workers, how many of them share a layer), the nearest first.
-    fn meshes(&self) -> Vec<(usize, usize)> {
+    /// Ways to share the model that differ from the job's in one number, those that leave its bits as they are first.
+    fn shares(&self, workers: usize) -> Vec<ModelShares> {
+        let own = self.own.shares;
+        let powers = |most: usize| (0..=most.max(1).ilog2()).map(|power| 1usize << power);
+        let most = SHARED_MAX.min(workers);
+        let context = if self.by_tokens { most } else { 1 };
+        let spatial = if self.in_strips { most } else { 1 };
+        let mut all = vec![own];
+        all.extend(powers(most).map(|pipeline| ModelShares { pipeline, ..own }));
+        all.extend(powers(context).map(|context| ModelShares { context, ..own }));
+        all.extend(powers(spatial).map(|spatial| ModelShares { spatial, ..own }));
+        all.extend(powers(self.tensor_max).map(|tensor| ModelShares { tensor, ..own }));
+        all
+    }
+
+    /// Workers, and how they share the model, the nearest first.
+    fn meshes(&self) -> Vec<(usize, ModelShares)> {
         let powers = |most: usize| (0..=most.max(1).ilog2()).map(|power| 1usize << power);
         let workers = powers(WORKERS_MAX).map(|times| self.now.workers.saturating_mul(times));
         let workers = workers.filter(|workers| *workers <= WORKERS_MAX.max(self.now.workers));
-        let tensors: Vec<usize> = [self.own.tensor].into_iter().chain(powers(self.tensor_max)).collect();
-        let mut meshes: Vec<(usize, usize)> = Vec::new();
+        let mut meshes: Vec<(usize, ModelShares)> = Vec::new();
         for workers in workers {
-            for tensor in &tensors {
-                if workers.is_multiple_of(*tensor) && !meshes.contains(&(workers, *tensor)) {
-                    meshes.push((workers, *tensor));
+            for shares in self.shares(workers) {
+                if workers.is_multiple_of(shares.ranks()) && !meshes.contains(&(workers, shares)) {
+                    meshes.push((workers, shares));
                 }
             }
         }
@@ -218,14 +276,14 @@ impl<'j> Space<'j> {
     }
 
     /// The stage of ZeRO that shares the most among these workers: none if nobody shares the grains.
-    fn zero_of(&self, workers: usize, tensor: usize) -> usize {
-        if workers > tensor { self.zero_max } else { 0 }
+    fn zero_of(&self, workers: usize, shares: ModelShares) -> usize {
+        if workers > shares.ranks() { self.zero_max } else { 0 }
     }
 
-    fn layout(&self, workers: usize, tensor: usize, recompute: Recompute, zero: usize) -> Layout {
+    fn layout(&self, workers: usize, shares: ModelShares, recompute: Recompute, zero: usize) -> Layout {
         // The cores are shared by whoever is on them.
         let threads = (self.now.threads * self.now.workers / workers).max(1);
-        Layout { workers, threads, recompute, offload: self.own.offload, zero, tensor }
+        Layout { workers, threads, recompute, offload: self.own.offload, zero, shares }
     }
 
     /// From what the job leaves in the host's memory to the most that its device can.
@@ -238,11 +296,18 @@ impl<'j> Space<'j> {
 
     /// Keys of `[parallel]` that differ from the job's.
     fn keys(&self, layout: &Layout) -> Vec<(&'static str, usize)> {
-        let slices = self.slices.max(layout.tensor.next_power_of_two());
+        let (shares, own) = (layout.shares, self.own.shares);
+        let slices = self.slices.max(shares.tensor.next_power_of_two());
+        // Tiles that a job has stay as they are.
+        let tiles = if self.tiles == 1 { shares.spatial } else { self.tiles };
         let keys = [
             (keys::ZERO.name, layout.zero, self.own.zero),
-            (keys::TENSOR.name, layout.tensor, self.own.tensor),
-            (keys::SLICES.name, slices, self.slices),
+            (keys::PIPELINE.name, shares.pipeline, own.pipeline),
+            (keys::SPATIAL.name, shares.spatial, own.spatial),
+            (keys::TILES.name, tiles, self.tiles),
+            (keys::CONTEXT.name, shares.context, own.context),
+            (keys::TENSOR.name, shares.tensor, own.tensor),
+            (slices_key(self.by_tokens).name, slices, self.slices),
         ];
         keys.into_iter().filter(|(_, value, own)| value != own).map(|(key, value, _)| (key, value)).collect()
     }
@@ -257,7 +322,7 @@ impl<'j> Space<'j> {
         keys.chain(again.map(|name| format!("memory.recompute={name}"))).chain(lines).chain(kept).collect()
     }
 
-    /// Plans a layout: bytes are those of the rank that needs most, or of the first that exceeds the limit. `None` if the job cannot have it.
+    /// Plans a layout: bytes are those of the rank that needs most, or of the first copy of the model if that exceeds the limit. `None` if the job cannot have it.
     fn plan(&self, layout: Layout, limit: u64) -> Result<Option<Planned>, Error> {
         let recompute = match layout.recompute == self.own.recompute {
             true => self.job.parallel.recompute().clone(),
@@ -280,7 +345,8 @@ impl<'j> Space<'j> {
                 false => plan.offloaded(layout.offload).unwrap_or(*plan.limited()),
             };
             bytes = bytes.max(memory.total() as u64);
-            if bytes > limit {
+            // The first copy of the model has shown what its parts take.
+            if bytes > limit && rank + 1 >= layout.workers / data {
                 break;
             }
         }
@@ -289,6 +355,10 @@ impl<'j> Space<'j> {
 }
 
 /// The most that a count of `[parallel]` may be; its default if no strategy of the job reads it.
+fn slices_key(by_tokens: bool) -> &'static Key {
+    if by_tokens { &keys::TENSOR_SLICES } else { &keys::SLICES }
+}
+
 fn most(job: &Job, key: &Key) -> usize {
     let is_read = job.strategies.iter().any(|kind| kind.keys.contains(key));
     key.most().filter(|_| is_read).unwrap_or(key.default_count())

@@ -18,6 +18,8 @@ const NODES_MAX: usize = 500_000;
 /// Ways to split a model that are tried in any case, and at most.
 const TRIES_MIN: usize = 4;
 const TRIES_MAX: usize = 48;
+/// Schedules that are made to find out which go with the grains, at most.
+const ORDERS_MAX: usize = 512;
 /// Layouts that are considered at all.
 const CONSIDERED_MAX: usize = 20_000;
 /// Workers of a layout that is considered.
@@ -42,6 +44,8 @@ struct Layout {
     schedule: String,
     /// Tokens have slices of their own, and layers others.
     by_tokens: bool,
+    /// Workers that lines of `[parallel.layers]` give to layers: with `spatial`, and with `tensor`.
+    lines: [usize; 2],
 }
 
 impl Layout {
@@ -68,7 +72,15 @@ impl Layout {
             Some(Setting::Text(text)) => SequenceSplit::named(text).axis().is_some(),
             _ => false,
         };
-        Some(Self { workers, counts, pairs, schedule, by_tokens })
+        let lines = [keys::SPATIAL, keys::TENSOR].map(|key| most_of_lines(parallel, key.name));
+        Some(Self { workers, counts, pairs, schedule, by_tokens, lines })
+    }
+
+    /// What decides whether the model can be split so.
+    fn of_model(&self) -> Self {
+        let mut model = Self { workers: 0, ..self.clone() };
+        model.counts[place_of(&keys::ZERO)] = 0;
+        model
     }
 
     /// What differs from another, as assignments of `--set`.
@@ -129,8 +141,12 @@ impl Layout {
     /// Workers of one data rank.
     fn unit(&self) -> usize {
         let counts = TUNABLE.iter().zip(&self.counts).filter(|(one, _)| one.takes_workers);
-        let [rows, columns] = self.pairs[SPATIAL];
-        counts.map(|(_, ranks)| ranks).product::<usize>() * rows * columns
+        let (spatial, tiles) = (self.pairs[SPATIAL], self.pairs[TILES]);
+        // Lines say how many workers there are where no key does, and those of both ways are the same.
+        let images = if spatial == [1, 1] { self.lines[0] } else { spatial[0] * spatial[1] };
+        let is_cut = images > 1 || tiles != [1, 1];
+        let layers = if is_cut || self.counts[place_of(&keys::TENSOR)] > 1 { 1 } else { self.lines[1] };
+        counts.map(|(_, ranks)| ranks).product::<usize>() * images * layers
     }
 
     /// Whether it changes all that another one changes, and more.
@@ -144,6 +160,16 @@ impl Layout {
 /// The place of a key among [`TUNABLE`].
 fn place_of(key: &Key) -> usize {
     TUNABLE.iter().position(|one| one.key == *key).expect("a key that may change")
+}
+
+/// The largest number that a line of `[parallel.layers]` has for a way; 1 if none has any.
+fn most_of_lines(parallel: &Settings, way: &str) -> usize {
+    let Ok(table) = parallel.table("layers") else { return 1 };
+    let number = |pattern: &str| match table.table(pattern).ok()?.peek(way)? {
+        Setting::Int(value) => usize::try_from(*value).ok(),
+        _ => None,
+    };
+    table.keys().filter_map(number).max().unwrap_or(1).clamp(1, WORKERS_MAX)
 }
 
 /// Two counts, or one of rows.
@@ -178,9 +204,10 @@ fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String
     let job = Job::read_among(&plain, kinds).ok()?;
     let check = LayoutCheck::new(&job).ok()?;
     let mut tries = (NODES_MAX / check.nodes().max(1)).clamp(TRIES_MIN, TRIES_MAX);
-    let mut found: Vec<Layout> = Vec::new();
+    let mut orders = ORDERS_MAX;
+    let (mut found, mut unfit): (Vec<Layout>, Vec<Layout>) = (Vec::new(), Vec::new());
     for layout in around(&wanted, job.grains) {
-        if tries == 0 || found.len() == NAMED_MAX {
+        if tries == 0 || orders == 0 || found.len() == NAMED_MAX {
             break;
         }
         if found.iter().any(|known| layout.goes_beyond(known, &wanted)) {
@@ -189,12 +216,18 @@ fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String
         let mut settings = fresh()?;
         layout.write(&wanted, settings.table_mut("parallel", "job")?);
         let Ok(parallel) = read_parallel(&settings, kinds, &job) else { continue };
-        if job.grains_for(&parallel, layout.workers).is_err() {
+        let model = layout.of_model();
+        if job.grains_for(&parallel, layout.workers).is_err() || unfit.contains(&model) {
+            continue;
+        }
+        orders -= 1;
+        if check.order(&parallel, layout.workers).is_err() {
             continue;
         }
         tries -= 1;
-        if check.run(&parallel, layout.workers).is_ok() {
-            found.push(layout);
+        match check.run(&parallel, layout.workers) {
+            Ok(()) => found.push(layout),
+            Err(_) => unfit.push(model),
         }
     }
     let text = |layout: &Layout| {

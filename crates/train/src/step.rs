@@ -173,11 +173,17 @@ impl<'j> LayoutCheck<'j> {
         self.training.nodes.len()
     }
 
-    /// Whether these strategies can split it among so many workers.
-    pub fn run(&self, parallel: &Parallel, workers: usize) -> Result<(), Error> {
+    /// The mesh of so many workers, if they can share the grains in an order of these strategies.
+    pub fn order(&self, parallel: &Parallel, workers: usize) -> Result<Mesh, Error> {
         let grains = self.job.grains_for(parallel, workers)?;
         let mesh = parallel.mesh(workers, 0).map_err(|refusal| Error::workers(workers, refusal))?;
         parallel.order(&mesh, grains / mesh.size(DATA)).map_err(refused)?;
+        Ok(mesh)
+    }
+
+    /// Whether these strategies can split it among so many workers.
+    pub fn run(&self, parallel: &Parallel, workers: usize) -> Result<(), Error> {
+        let mesh = self.order(parallel, workers)?;
         let split = parallel.split_model(self.training.clone(), &self.training, Purpose::Training, &mesh);
         Ok(split.map(drop).map_err(refused)?)
     }

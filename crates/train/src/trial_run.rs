@@ -130,8 +130,8 @@ fn alone(
         Memory::try_new(Store::params_bytes(graph)).map_err(|error| Error::from(Box::new(error) as ExchangeError))?;
     let store = Store::in_memory(graph, memory);
     let mut session = Session::compile(Program::new(&job.executor, graph.clone(), options), &store, None)?;
-    // Any will do.
-    let grains = GrainShare::run(rank, options.grains);
+    // Any will do. Workers that share a model share its grains, too.
+    let grains = GrainShare::run(rank % (job.grains / options.grains).max(1), options.grains);
     let recipe = TrainingSamples { job, grains };
     let by_lanes = supply::by_lanes(job, options.grains * job.grain_batch());
     let (held, begin) = (HeldBatch::new(job), Instant::now());

@@ -162,3 +162,99 @@ fn a_simulated_step_has_the_order_of_a_real_one() {
         assert_eq!(order, simulated[rank as usize % 4].1, "rank {rank}");
     }
 }
+
+/// A GPT of four blocks on two stages of two workers each.
+const SPLIT_JOB: &str = "[model]\nkind = \"gpt\"\nlayers = 4\nwidth = 24\nheads = 3\ncontext = 8\nvocab = 11\n\
+                         [data]\nsource = \"synthetic:tokens\"\nsamples = 64\nbatch = 8\ngrains = 4\n[train]\nsteps = 3\n\
+                         [parallel]\nslices = 2\ntensor = 2\npipeline = 2\n";
+
+fn split_job() -> tempfile::TempDir {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("job.toml"), SPLIT_JOB).expect("written");
+    dir
+}
+
+/// `plan --explain` says who has which part of every parameter and activation, and what goes between the workers.
+#[test]
+fn an_explained_plan_says_who_has_what() {
+    let dir = split_job();
+    let text = stdout_of(dir.path(), &["plan", "job.toml", "-n", "4", "--threads", "1", "--by-rates", "--explain"]);
+    let section = |title: &str| {
+        let (_, rest) = text.split_once(title).unwrap_or_else(|| panic!("{title:?} is not in\n{text}"));
+        rest.lines().skip(1).take_while(|line| line.starts_with("  ")).map(str::trim).collect::<Vec<&str>>()
+    };
+    let parameters = section("parameters, and who has which part of them");
+    // 12 of every block, those of the last norm, and the two tables.
+    assert_eq!(parameters.len(), 4 * 12 + 2 + 2, "{text}");
+    for line in [
+        "h.0.attn.c_attn.weight [24, 72]  rank 0: [24, 24] from element 0, rank 1: [24, 48] from element 8",
+        "h.3.mlp.c_proj.weight [96, 24]  rank 2: [48, 24] from element 0, rank 3: [48, 24] from element 1152",
+        "h.2.ln_1.bias [24]  ranks 2 3: all",
+        "wte.weight [11, 24]  rank 0: [5, 24] from element 0, rank 1: [6, 24] from element 120",
+    ] {
+        assert!(parameters.contains(&line), "{line}\n{text}");
+    }
+    let activations = section("activations of a grain, and who makes which part of them");
+    assert!(activations.contains(&"h.1.mlp.c_fc linear f32[2,8,96]  ranks 0 1: f32[2,8,48]"), "{text}");
+    assert!(activations.contains(&"h.2.mlp.c_proj linear f32[2,8,24]  ranks 2 3: f32[2,8,24], a term of the sum"));
+    let exchanges = section("exchanges of the first rank, in their order");
+    let of = |axis: &str, op: &str| exchanges.iter().filter(|line| line.starts_with(axis) && line.contains(op)).count();
+    // The embedding, two of each block forward and two backward.
+    assert_eq!((of("tensor", "axis_sum"), of("pipeline", "send"), of("pipeline", "receive")), (9, 2, 2), "{text}");
+}
+
+/// More workers share an image than there are grains, and none of them has samples of its own.
+#[test]
+fn a_plan_of_shared_images_is_timed() {
+    let dir = tempdir();
+    let job = "[model]\nkind = \"cnn\"\nimage = [3, 256, 256]\nchannels = [4, 4]\nhidden = 4\n[data]\nsource = \"synthetic:images\"\n\
+               samples = 4\nbatch = 1\n[train]\nsteps = 1\n[parallel]\ntiles = [2, 1]\nspatial = [2, 1]\n";
+    std::fs::write(dir.path().join("job.toml"), job).expect("written");
+    let text = stdout_of(dir.path(), &["plan", "job.toml", "-n", "2", "--threads", "1"]);
+    assert!(text.contains("on 2 workers of 1 thread, measured on "), "{text}");
+}
+
+/// `plan --schedule` draws the schedule, as text or into a file.
+#[test]
+fn a_drawn_schedule_shows_every_pass() {
+    let dir = split_job();
+    let plan = ["plan", "job.toml", "-n", "4", "--threads", "1"];
+    let drawn = |more: &[&str]| stdout_of(dir.path(), &[&plan[..], more].concat());
+    assert_eq!(
+        drawn(&["--schedule"]).trim_end(),
+        "rank 0  F0 F1 ······B0─── F2 B1─── F3 B2─── ···B3───\n\
+         rank 1  ···F0 B0─── F1 B1─── F2 B2─── F3 B3─── ······\n\
+         2 ranks, 2 stages, 4 micro-batches   time 15, bubble 20.0 %, activations kept 2\n\
+         F forward   B backward   · idle"
+    );
+    assert!(drawn(&["--schedule", "--set", "parallel.schedule=gpipe"]).contains("activations kept 4"));
+    drawn(&["--schedule=drawn.svg"]);
+    let svg = std::fs::read_to_string(dir.path().join("drawn.svg")).expect("a picture");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    assert!(svg.contains("2 ranks, 2 stages, 4 micro-batches: time 15, bubble 20.0 %"), "{svg}");
+}
+
+/// `graph --rank` prints what a rank of a split model runs: its blocks, its shards, and exchanges that its peers run, too.
+#[test]
+fn the_graph_of_a_rank_is_its_part_of_the_model() {
+    let dir = split_job();
+    let of = |rank: usize| stdout_of(dir.path(), &["graph", "job.toml", "-n", "4", "--rank", &rank.to_string()]);
+    let graphs: Vec<String> = (0..4).map(of).collect();
+    let has = |rank: usize, name: &str| graphs[rank].contains(&format!("param{{name=\"{name}\""));
+    for rank in 0..4 {
+        assert_eq!(has(rank, "h.1.mlp.c_fc.weight"), rank < 2, "{}", graphs[rank]);
+        assert_eq!(has(rank, "h.2.mlp.c_fc.weight"), rank >= 2, "{}", graphs[rank]);
+        assert!(graphs[rank].contains("shape=[24,48]") && graphs[rank].contains("whole=[24,96]"), "{}", graphs[rank]);
+    }
+    let count = |rank: usize, op: &str| graphs[rank].matches(op).count();
+    for (one, other) in [(0, 1), (2, 3)] {
+        assert_eq!(count(one, " = axis_sum{axis=\"tensor\""), count(other, " = axis_sum{axis=\"tensor\""));
+    }
+    for (one, other) in [(0, 2), (1, 3)] {
+        assert!(count(one, " = send{axis=\"pipeline\"") > 0);
+        assert_eq!(count(one, " = send{axis=\"pipeline\""), count(other, " = receive{axis=\"pipeline\""));
+        assert_eq!(count(other, " = send{axis=\"pipeline\""), count(one, " = receive{axis=\"pipeline\""));
+    }
+    let output = run_in(dir.path(), &["graph", "job.toml", "-n", "4", "--rank", "4"]);
+    assert!(!output.status.success(), "rank 4 of 4");
+}

@@ -85,6 +85,11 @@ fn a_split_sequence_has_the_weights_of_one_worker() {
     // Tokens and layers have slices each.
     let both = |sequence: &str| job(sequence) + "tensor_slices = 2\n";
     agree(&both("heads"), &[(2, "tensor=2"), (4, "context=2 tensor=2")]);
+    // Fewer heads than slices of the layers: attention is whole along them, and a worker of two has other shapes than one alone.
+    let few = |job: String| job.replace("heads = 4", "heads = 3").replace("tensor_slices = 2", "tensor_slices = 4");
+    agree(&few(both("heads")), &[(2, "tensor=2"), (4, "context=2 tensor=2"), (4, "tensor=4")]);
+    let llama = both("heads").replace("gpt", "llama").replace("dropout = 0.1", "kv_heads = 3\nhidden = 8");
+    agree(&few(llama), &[(2, "tensor=2"), (4, "tensor=4")]);
 }
 
 /// Keys and values go round a ring, of ranks that have two blocks of tokens each, or one, or all.
@@ -176,8 +181,8 @@ fn a_checkpoint_of_a_split_model_moves_to_any_layout() {
 #[test]
 fn an_impossible_layout_names_possible_ones() {
     let dir = tempdir();
-    std::fs::write(dir.path().join("job.toml"), GPT).expect("a job file");
-    let refused = |workers: usize, layout: &str| {
+    let refused = |job: &str, workers: usize, layout: &str| {
+        std::fs::write(dir.path().join("job.toml"), job).expect("a job file");
         let mut command = kolo(dir.path());
         command.args(["train", "job.toml", "--quiet", "-n", &workers.to_string()]);
         command
@@ -187,7 +192,7 @@ fn an_impossible_layout_names_possible_ones() {
         ended.stderr
     };
     // A name that is wrong is no matter of layouts.
-    let text = refused(2, "layers={\"h.9.*\"={tensor=2}}");
+    let text = refused(GPT, 2, "layers={\"h.9.*\"={tensor=2}}");
     assert!(text.contains("layers are h.0.attn"), "{text}");
     for (workers, layout, words) in [
         (4, "tensor=4", "write `slices = 4`"),
@@ -207,12 +212,40 @@ fn an_impossible_layout_names_possible_ones() {
         (2, "pipeline=2 stages=[\"h.9\"]", "h.1"),
         (2, "spatial=[2,1]", "write `tiles = [2, 1]`"),
         (2, "spatial=[2,1] tiles=[2,1]", "use it for a model of images"),
+        (2, "layers={\"h.1.*\"={tensor=4}}", "multiple of 4"),
+        (8, "pipeline=4 layers={\"wte\"={tensor=4}}", "multiple of 16"),
+        (2, "tensor=2 layers={\"h.1.*\"={tensor=2}}", "leave `parallel.tensor` out"),
     ] {
-        let text = refused(workers, layout);
+        let text = refused(GPT, workers, layout);
         assert!(text.contains(words), "-n {workers} {layout}: {words:?} is not in\n{text}");
         assert!(
             text.contains("layouts that would do:\n    -n "),
             "-n {workers} {layout}: no layout is named in\n{text}"
         );
+    }
+    // Most of what is near has more stages than the model has layers.
+    let lstm = LSTM.replace("grains = 4", "grains = 2").replace("width = 16", "width = 16\nlayers = 2");
+    let resnet = RESNET.replace("slices = 4", "slices = 1");
+    for (job, workers, layout) in [
+        (&lstm, 8, "pipeline=4 chunks=3 schedule=interleaved zero=2"),
+        (&resnet, 2, "layers={\"conv1\"={spatial=4}}"),
+        (&resnet, 2, "spatial=[2,1] tiles=[4,1] layers={\"conv1\"={spatial=4}}"),
+    ] {
+        let text = refused(job, workers, layout);
+        assert!(text.contains("layouts that would do:\n    -n "), "-n {workers} {layout}: {text}");
+    }
+}
+
+/// A pipe or a device is no schedule, and nobody waits for it.
+#[test]
+fn a_schedule_is_a_file_with_an_end() {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("job.toml"), GPT).expect("a job file");
+    run(std::process::Command::new("mkfifo").arg(dir.path().join("pipe")), LIMIT).well();
+    for schedule in ["pipe", "/dev/zero"] {
+        let mut command = kolo(dir.path());
+        command.args(["plan", "job.toml", "-n", "2", "--set", "parallel.pipeline=2", "--set"]);
+        let ended = run(command.arg(format!("parallel.schedule={schedule}")), LIMIT);
+        assert!(ended.stderr.contains("it is not a regular file"), "{schedule}: {ended}");
     }
 }

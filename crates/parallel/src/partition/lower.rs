@@ -201,7 +201,11 @@ impl Lowering<'_> {
     /// The sum over all slices, of which these are this rank's: a balanced tree. All of it, or this rank's part of a cut.
     fn sum(&mut self, mut terms: Vec<ValueId>, cut: Option<&Cut>, who: &For) -> ValueId {
         while terms.len() > 1 {
-            terms = terms.chunks(2).map(|pair| self.push(Add {}, pair.to_vec(), who)).collect();
+            let pairs = terms.chunks(2).map(|pair| match pair {
+                [one] => *one,
+                pair => self.push(Add {}, pair.to_vec(), who),
+            });
+            terms = pairs.collect();
         }
         if self.is_alone() {
             return terms[0];

@@ -37,7 +37,8 @@ pub struct Rules {
     /// Tokens are cut from the start, and parameters are not: layers have slices of the tokens, and what needs all tokens is split
     /// otherwise.
     pub by_tokens: bool,
-    /// With `by_tokens`, whatever can be split by tokens is, even where all ranks could compute it for less.
+    /// With `by_tokens`, whatever can be split by tokens is, even where another split or all ranks could compute it for less. So the
+    /// plan follows from which dims are tokens alone, and not from sizes that depend on who shares layers.
     pub strict: bool,
     /// With `by_tokens`, attention is split by tokens as well: keys and values go round a ring. Slices of the tokens are blocks of
     /// them in slots ([`kolo_ops::attention::ring`]).
@@ -306,6 +307,7 @@ impl<'g> Pass<'g> {
         if self.rules.strict || self.stays_where_it_is(node) {
             best.0 = u64::MAX;
         }
+        let only_tokens = self.rules.strict && self.can_keep_tokens(node, (&inputs, &outputs));
         for split in splits_of(node, &inputs, &outputs) {
             let shards =
                 |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
@@ -314,6 +316,9 @@ impl<'g> Pass<'g> {
             }
             let Some(parts) = self.parts(id, node, split, (&inputs, &outputs)) else { continue };
             if self.rules.by_tokens && node.op.work() == Work::Product && !self.keeps_tokens(&parts, &outputs) {
+                continue;
+            }
+            if only_tokens && !self.is_by_tokens(node, &parts, &outputs) {
                 continue;
             }
             let cost = self.cost(node, &parts, &inputs, &outputs);
@@ -332,21 +337,12 @@ impl<'g> Pass<'g> {
 
     /// Considers splits that no input is cut for yet: those that give slices of the tokens, or for an op that has none, any.
     fn exchange(&self, node: &Node, (inputs, outputs): (&[Type], &[Type]), best: &mut (u64, Choice)) {
-        let tokens = outputs.first().and_then(|ty| self.token_cut(&ty.shape));
         let (mut others, mut has_tokens) = (Vec::new(), false);
         for split in splits_of(node, inputs, outputs) {
             for arrangement in self.arrangements(&split) {
-                let made = split.outputs[0]
-                    .cut()
-                    .and_then(|(dim, _)| arrangement.cut(split.outputs[0], outputs[0].shape[dim], split.size));
-                let summed = split.outputs.contains(&Placement::Partial);
-                let whole = split.exact && !split.ordered && !summed;
+                let whole = split.exact && !split.ordered && !split.outputs.contains(&Placement::Partial);
                 let Some(parts) = self.parts_of(node, split.clone(), arrangement, (inputs, outputs)) else { continue };
-                // Slices of the tokens, or a sum over them.
-                let cut =
-                    |(id, need): (&ValueId, &Need)| !matches!(need, Need::Sharded(_)) || self.is_token_cut(*id, need);
-                let over_tokens = summed && node.inputs.iter().zip(&parts.needs).all(cut);
-                let by_tokens = over_tokens || made.is_some() && made == tokens;
+                let by_tokens = self.is_by_tokens(node, &parts, outputs);
                 let cost = self.cost(node, &parts, inputs, outputs);
                 has_tokens |= by_tokens;
                 if by_tokens && cost < best.0 {
@@ -366,6 +362,31 @@ impl<'g> Pass<'g> {
         {
             *best = (cost, Choice::Parts(parts));
         }
+    }
+
+    /// Whether these parts make slices of the tokens, or terms of a sum over them.
+    fn is_by_tokens(&self, node: &Node, parts: &Parts, outputs: &[Type]) -> bool {
+        let Parts { split, arrangement, needs, .. } = parts;
+        let cut = |(id, need): (&ValueId, &Need)| !matches!(need, Need::Sharded(_)) || self.is_token_cut(*id, need);
+        if split.outputs.contains(&Placement::Partial) && node.inputs.iter().zip(needs).all(cut) {
+            return true;
+        }
+        let made = split.outputs[0]
+            .cut()
+            .and_then(|(dim, _)| arrangement.cut(split.outputs[0], outputs[0].shape[dim], split.size));
+        made.is_some() && made == self.token_cut(&outputs[0].shape)
+    }
+
+    /// Whether some split of a node makes slices of the tokens, or a sum over them.
+    fn can_keep_tokens(&self, node: &Node, (inputs, outputs): (&[Type], &[Type])) -> bool {
+        let keeps = |split: Split| {
+            let mut all = self.arrangements(&split).into_iter();
+            all.any(|arrangement| {
+                let parts = self.parts_of(node, split.clone(), arrangement, (inputs, outputs));
+                parts.is_some_and(|parts| self.is_by_tokens(node, &parts, outputs))
+            })
+        };
+        splits_of(node, inputs, outputs).into_iter().any(keeps)
     }
 
     /// The ways to deal out the units of a split: in runs, or if they are rows of all samples, in runs of each sample's.

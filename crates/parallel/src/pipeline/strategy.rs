@@ -14,6 +14,8 @@ use kolo_graph::Graph;
 use kolo_graph::graph::Phase;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::State;
+use std::fs::File;
+use std::io::{self, Read};
 use std::sync::Arc;
 
 pub const RANKS: Key = Key {
@@ -62,7 +64,7 @@ fn read(settings: &Settings) -> Result<Option<Pipeline>, SettingError> {
         false => {
             let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
             let hint = format!("write one of {}, or name a file that holds a schedule", names.join(", "));
-            let content = std::fs::read(&schedule).map_err(|error| {
+            let content = read_file(&schedule).map_err(|error| {
                 settings.wrong(SCHEDULE.name, format!("is \"{schedule}\", which cannot be read: {error}"), hint)
             })?;
             let parsed = text::parse_bytes(&content).map_err(|error| {
@@ -76,6 +78,16 @@ fn read(settings: &Settings) -> Result<Option<Pipeline>, SettingError> {
         }
     };
     Ok(Some(Pipeline { ranks, chunks, recipe, names }))
+}
+
+/// What a regular file holds, up to what is too much for a schedule: a pipe would be waited for, and a device may never end.
+fn read_file(path: &str) -> io::Result<Vec<u8>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut content = Vec::new();
+    File::open(path)?.take(text::TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 #[derive(Clone, Debug)]

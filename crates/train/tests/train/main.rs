@@ -14,6 +14,7 @@ mod op_goldens;
 mod precision;
 mod reference;
 mod same_bits;
+mod sent;
 mod spatial;
 mod strategies;
 mod workers;

@@ -62,6 +62,21 @@ fn single_layers_are_split_as_the_job_says() {
     agree(CNN, "tiles = [2, 1]\nlayers = { \"convs.0\" = { spatial = 1 } }", &[(2, "spatial = [2, 1]")]);
     agree(CNN, "layers = { \"fc\" = { tensor = 2 } }", &[(2, "")]);
     agree(CNN, "slices = 2\nlayers = { \"convs.*\" = { tensor = 1 } }", &[(2, "tensor = 2")]);
+    agree(CNN, "tiles = [2, 1]\nlayers = { \"fc\" = { tensor = 2 } }", &[(2, "spatial = [2, 1]")]);
+}
+
+/// Numbers of workers that are no powers of two, for a job that does not promise its bits.
+#[test]
+fn three_workers_share_single_layers() {
+    for layers in ["\"fc\" = { tensor = 3 }", "\"convs.*\" = { spatial = 3 }"] {
+        let parallel = format!("layers = {{ {layers} }}\n[job]\nreproducible = false");
+        let job = job(CNN, &parallel);
+        let loss = |company| report(&job, company).loss;
+        let alone = loss(Company::Alone);
+        for other in on_ranks(3, |world| loss(Company::Workers(world))) {
+            assert!((other - alone).abs() < 1e-4, "{layers}: {other} and {alone}");
+        }
+    }
 }
 
 /// What ranks send along every axis in a step, as they counted it, is what the plan says; the first and the last strip have one
@@ -147,8 +162,23 @@ fn impossible_tiles_name_possible_ones() {
         ("layers = { \"convs.*\" = { spatial = 2 }, \"*.0\" = { spatial = 1 } }", "both name `convs.0`"),
         (
             "tiles = [2, 1]\nspatial = [2, 1]\nlayers = { \"convs.*\" = { spatial = 4 } }",
+            "`parallel.spatial` splits all layers",
+        ),
+        (
+            "tiles = [2, 1]\nspatial = [2, 1]\nlayers = { \"convs.*\" = { spatial = 2 } }",
+            "leave `parallel.spatial` out, and workers share what lines name",
+        ),
+        (
+            "slices = 2\ntensor = 2\nlayers = { \"fc\" = { tensor = 2 } }",
+            "test.toml:16: `parallel.layers.\"fc\"` has `tensor = 2`, but `parallel.tensor` splits all layers",
+        ),
+        (
+            "layers = { \"convs.*\" = { spatial = 2 }, \"fc\" = { spatial = 1, tensor = 4 } }",
             "write 2, or 1 for whole layers",
         ),
+        ("layers = { \"convs.*\" = { spatial = 3 } }", "write 2 or 4, or `job.reproducible = false`"),
+        ("layers = { \"fc\" = { tensor = 6 } }", "write 4 or 8, or `job.reproducible = false`"),
+        ("layers = { \"fc\" = { tensor = 9223372036854775807 } }", "write a number up to 64"),
         ("layers = { \"convs.*\" = { strips = 2 } }", "the keys here are spatial, tensor"),
         ("layers = { \"convs.*\" = 2 }", "must be a table"),
     ] {

@@ -461,11 +461,48 @@ fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
     assert!(matches!(first, Error::Memory(_)) && first.to_string() == second.to_string(), "{first}, {second}");
 }
 
+/// Images that are too large for a worker are cut, if little else is large, and a model of many layers is laid on several workers.
+#[test]
+fn a_limit_names_what_shares_images_and_layers() {
+    let changes = |text: &str, parallel: &str, shared: (usize, &str)| {
+        // Just enough for a worker of this layout.
+        let job_of = |more: &str| job(text, &format!("{parallel}\n{more}"));
+        let (workers, layout) = (shared.0, job_of(shared.1));
+        let bytes = |rank| {
+            let mesh = layout.parallel.mesh(workers, rank).unwrap();
+            let options = Options::for_grains(layout.grains, 1);
+            WorkerPlan::new(&layout, &layout.parallel, &mesh, Some(&mesh), options).unwrap().memory.total() as u64
+        };
+        let limit = (0..workers).map(bytes).max().unwrap();
+        let found = memory_limit::fitting(&job_of(""), limit, WorkersNow { workers: 1, threads: 1 }).unwrap();
+        found.fitting.iter().map(|one| one.changes.join(" ")).collect::<Vec<_>>()
+    };
+    // A sample per batch: nobody can share the grains.
+    let images = "[model]\nkind = \"cnn\"\nimage = [3, 256, 256]\nchannels = [32, 16]\nhidden = 4\n[data]\n\
+                  source = \"synthetic:images\"\nsamples = 4\nbatch = 1\n[train]\nsteps = 1\n";
+    let found = changes(images, "", (4, "spatial = 4\ntiles = 4"));
+    assert!(found.contains(&"parallel.spatial=4 parallel.tiles=4".to_string()), "{found:?}");
+    let deep = "[model]\nkind = \"mlp\"\ninputs = 512\nhidden = [512, 512, 512, 512, 512, 512]\nclasses = 10\n[data]\n\
+                source = \"synthetic:features\"\nsamples = 64\nbatch = 8\ngrains = 8\n[train]\nsteps = 1\n\
+                optimizer = { kind = \"adamw\" }\n";
+    let found = changes(deep, "", (2, "pipeline = 2"));
+    assert!(found.contains(&"parallel.pipeline=2".to_string()), "{found:?}");
+    let tokens = "[model]\nkind = \"gpt\"\nlayers = 8\nwidth = 32\nheads = 2\ncontext = 1024\nvocab = 11\n[data]\n\
+                  source = \"synthetic:tokens\"\nsamples = 4\nholdout = 0\nbatch = 1\n[train]\nsteps = 1\n";
+    let found = changes(tokens, "sequence = \"context\"\nslices = 4", (2, "context = 2"));
+    assert!(found.contains(&"parallel.context=2".to_string()), "{found:?}");
+}
+
 #[test]
 fn a_limit_that_nothing_keeps_to_names_the_smallest_layout() {
     let text = "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 4\n[memory]\nlimit = 1000\n";
     let message = Trainer::new(job(text, ""), Options::for_grains(4, 1)).map(drop).unwrap_err().to_string();
-    assert!(message.contains("no layout of recompute, zero, tensor and workers fits; the smallest is"), "{message}");
+    assert!(
+        message.contains(
+            "no layout of recompute, zero, pipeline, spatial, context, tensor and workers fits; the smallest is"
+        ),
+        "{message}"
+    );
     assert!(
         message.contains("`memory.limit` allows 1000 B") && message.contains("or raise `memory.limit`"),
         "{message}"
