@@ -169,7 +169,8 @@ pub struct PlannedJobArgs {
     /// Threads; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where to compute: this machine (auto, cpu, cuda, reference), or a device by its name, such as h100 or a100-80
+    /// Where to compute: this machine (auto, cpu, cuda, reference), a device by its name, such as h100 or a100-80, or one of a file:
+    /// FILE.toml or FILE.toml:NAME
     #[arg(long, default_value = "auto")]
     pub device: String,
     #[command(flatten)]
@@ -483,6 +484,9 @@ pub struct SimulateArgs {
     /// The cluster file (TOML): device, levels, links, failures
     #[arg(long, value_name = "FILE")]
     pub cluster: PathBuf,
+    /// A device in place of the one that the cluster file names: its name, or a file such as mine.toml
+    #[arg(long)]
+    pub device: Option<String>,
     /// Devices; all that the cluster describes by default
     #[arg(short = 'n', long = "devices")]
     pub devices: Option<usize>,
