@@ -473,6 +473,9 @@ pub struct SimulateArgs {
     /// The cluster file (TOML): device, levels, links, failures
     #[arg(long, value_name = "FILE")]
     pub cluster: PathBuf,
+    /// A device in place of the one that the cluster file names: its name, or a file such as mine.toml
+    #[arg(long)]
+    pub device: Option<String>,
     /// Devices; all of the cluster by default
     #[arg(short = 'n', long = "devices")]
     pub devices: Option<usize>,

@@ -1,6 +1,7 @@
 //! `kolo bench device`: measures the cores or a GPU at hand as a device of the planner's table.
 
 use crate::args::BenchDevice;
+use crate::described;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::output::println;
@@ -44,7 +45,7 @@ pub fn device(args: &BenchDevice) -> Result<(), Failure> {
 pub fn of_cores(args: &BenchDevice) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
     let rows = measure(load::threads_of(args.threads)?);
     let memory = kolo_train::memory_check::host_bytes().unwrap_or(0) as f64;
-    Ok((rows, DeviceFacts::of_cores(memory.max(1.0))))
+    Ok((rows, DeviceFacts::of_cores(memory.max(1.0), Some(described::shared_memory()?))))
 }
 
 pub fn of_gpu(index: usize) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
@@ -58,6 +59,7 @@ pub fn of_gpu(index: usize) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
         memory_bytes: info.memory_bytes as f64,
         units: info.target.multiprocessors as usize,
         tile: GPU_TILE,
+        peers: None,
         fitted_on: "the fastest product of each type, and copies of 512 MiB".into(),
     };
     Ok((rates.into_iter().map(row).collect(), facts))

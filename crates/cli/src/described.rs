@@ -4,7 +4,7 @@ use crate::fail::Failure;
 use kolo_config::FileKind;
 use kolo_plan::Rates;
 use kolo_plan::cluster::{Cluster, Level};
-use kolo_plan::device::{Device, DeviceTable, Precision};
+use kolo_plan::device::{Device, DeviceTable, PeerLink, Precision};
 use kolo_plan::link::{self, Link};
 use std::path::Path;
 
@@ -33,15 +33,40 @@ pub fn from_file(path: &Path) -> Result<Cluster, Failure> {
     Ok(Cluster::read(&root, &DeviceTable::built_in()?)?)
 }
 
-/// Devices of this name, eight to a host, on the links that usually go with them.
-pub fn usual(name: &str, devices: usize) -> Result<Cluster, Failure> {
-    let table = DeviceTable::built_in()?;
+const DEVICE_FILE: FileKind = FileKind {
+    noun: "device file",
+    missing: "check the path; `kolo bench device --write FILE` makes one",
+    too_large: "a device file has a few keys for each device",
+};
+
+/// A device by its name, or by a file: of `mine.toml` the first one, of `mine.toml:name` that one.
+pub fn device(name: &str) -> Result<Device, Failure> {
+    let mut table = DeviceTable::built_in()?;
+    let (file, named) = match name.rsplit_once(".toml:") {
+        Some((path, named)) => (Some(format!("{path}.toml")), Some(named.to_string())),
+        None if name.ends_with(".toml") => (Some(name.to_string()), None),
+        None => (None, Some(name.to_string())),
+    };
+    let first = file.as_ref().map(|path| table.extend(&kolo_config::read(Path::new(path), &DEVICE_FILE)?));
+    let first = first.transpose()?.flatten();
+    let Some(wanted) = named.or(first) else {
+        let hint = "write a section for it: `[name]`, and its keys below, as `kolo bench device --write` does";
+        return Err(Failure::usage(format!("--device {name}: the file describes no device"), hint));
+    };
     // `h100` is the first of its kind.
-    let found = table.find(name).or_else(|hint| {
-        let near = table.devices.iter().find(|device| device.name.starts_with(&format!("{name}-")));
+    let found = table.find(&wanted).or_else(|hint| {
+        let near = table.devices.iter().find(|device| device.name.starts_with(&format!("{wanted}-")));
         near.ok_or(hint)
     });
-    let device = found.map_err(|hint| Failure::usage(format!("--device {name} is unknown"), &hint))?.clone();
+    Ok(found.map_err(|hint| Failure::usage(format!("--device {name} is unknown"), &hint))?.clone())
+}
+
+/// So many devices, eight to a host, on the links that usually go with them.
+pub fn usual(device: Device, devices: usize) -> Result<Cluster, Failure> {
+    if device.peers.is_some() {
+        let name = format!("{devices} × {}", device.name);
+        return Ok(Cluster { name, ..on_one_host(device, devices) });
+    }
     let (_, inside, between) = USUAL_LINKS
         .into_iter()
         .find(|(prefix, _, _)| device.name.starts_with(prefix))
@@ -66,34 +91,67 @@ pub fn this_machine(workers: usize, threads: usize) -> Result<Cluster, Failure> 
     machine_of(&Rates::measure(), workers, threads)
 }
 
-/// A machine of these rates.
+/// A machine of these rates. Workers that have no core of their own take turns.
 pub fn machine_of(rates: &Rates, workers: usize, threads: usize) -> Result<Cluster, Failure> {
-    let threads = threads.max(1) as f64;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores_of_one = (threads.max(1) as f64).min(cores as f64 / workers.max(1) as f64);
     let memory = kolo_train::memory_check::host_bytes().unwrap_or(u64::MAX) as f64 / workers.max(1) as f64;
     let mut peak = [0.0; Precision::ALL.len()];
-    peak[Precision::F32 as usize] = rates.flops * threads;
+    peak[Precision::F32 as usize] = rates.flops * cores_of_one;
     let device = Device {
         name: "this machine".into(),
         doc: "as measured now".into(),
         peak,
         memory_bytes: memory,
-        bandwidth: rates.bytes * threads,
+        bandwidth: rates.bytes * cores_of_one,
         product_share: 1.0,
         stream_share: 1.0,
         launch: rates.call,
-        host_bandwidth: rates.bytes * threads,
+        host_bandwidth: rates.bytes * cores_of_one,
         units: 1,
         tile: [1, 1],
         price_per_hour: None,
+        peers: Some(shared_memory()?),
         fitted_on: None,
     };
+    Ok(on_one_host(device, workers.max(1)))
+}
+
+/// What workers of one host exchange over.
+pub fn shared_memory() -> Result<PeerLink, Failure> {
     let links = Link::built_in()?;
     let shared = link::find(&links, "shared-memory").map_err(|hint| Failure::usage("no link of this host", &hint))?;
-    let level = Level { name: "host".into(), count: workers.max(1), link: shared.clone(), links: 1, contention: 1.0 };
+    Ok(PeerLink { bandwidth: shared.reached(), latency: shared.latency })
+}
+
+/// So many devices of one host; those that are cores do not compute while they exchange.
+fn on_one_host(device: Device, count: usize) -> Cluster {
+    let Some(peers) = device.peers else { return Cluster::of_one(device) };
+    let level = Level { name: "host".into(), count, link: Link::of_peers(peers), links: 1, contention: 1.0 };
     let mut cluster = Cluster { levels: vec![level], ..Cluster::of_one(device) };
-    // Cores that exchange do not compute meanwhile.
     cluster.system.overlaps_gradients = false;
     cluster.system.overlaps_layers = false;
     cluster.system.overlaps_gathers = false;
-    Ok(cluster)
+    cluster
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_that_share_cores_are_not_more_cores() {
+        let rates = Rates { flops: 1e10, thin_flops: 1e9, bytes: 1e9, call: 1e-6 };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let peak = |workers: usize, threads: usize| {
+            let cluster = machine_of(&rates, workers, threads).unwrap();
+            cluster.device.peak(Precision::F32) * workers as f64
+        };
+        assert_eq!(peak(1, cores), 1e10 * cores as f64);
+        assert_eq!(peak(cores, 1), 1e10 * cores as f64);
+        for workers in [cores, 2 * cores, 8 * cores] {
+            let all = peak(workers, 1) / (1e10 * cores as f64);
+            assert!((all - 1.0).abs() < 1e-12, "{workers} workers on {cores} cores: {all}");
+        }
+    }
 }

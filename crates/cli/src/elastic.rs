@@ -27,8 +27,6 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
     if !args.elastic {
         return Ok(None);
     }
-    let refused =
-        |what: &str, hint: &str| Err(Failure::usage(format!("--elastic cannot be combined with {what}"), hint));
     if args.asynchronous {
         return refused("--async", "workers of parameter servers do not step together; drop one of the two");
     }
@@ -42,6 +40,26 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
             "an MPI job ends with its first lost rank; use --transport auto",
         );
     }
+    check_job(job)?;
+    let grains = job.grains;
+    let restarts = args.restarts;
+    let config = ElasticConfig { workers, min: 1, grains, restarts, ..ElasticConfig::default() };
+    let most = config.ranks(workers);
+    let min = args.min.unwrap_or(1);
+    if min == 0 || min > most {
+        let message = format!("--min {min}, but {workers} workers that share {grains} grains form a group of {most}");
+        return Err(Failure::usage(message, &format!("use a number from 1 to {most}")));
+    }
+    let sharded = job.parallel.is_sharded(workers);
+    Ok(Some(ElasticOptions { min, grains, restarts, sharded, invitation: None }))
+}
+
+fn refused<T>(what: &str, hint: &str) -> Result<T, Failure> {
+    Err(Failure::usage(format!("--elastic cannot be combined with {what}"), hint))
+}
+
+/// Refuses a job that cannot lose a worker and go on.
+pub fn check_job(job: &Job) -> Result<(), Failure> {
     if !job.reproducible {
         return refused("`job.reproducible = false`", "a lost step is computed again, which must give the same bits");
     }
@@ -54,17 +72,7 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
         let what = format!("`{}`", strategy.written());
         return refused(&what, "a lost worker would take part of the state with it; drop one of the two");
     }
-    let grains = job.grains;
-    let restarts = args.restarts;
-    let config = ElasticConfig { workers, min: 1, grains, restarts, ..ElasticConfig::default() };
-    let most = config.ranks(workers);
-    let min = args.min.unwrap_or(1);
-    if min == 0 || min > most {
-        let message = format!("--min {min}, but {workers} workers that share {grains} grains form a group of {most}");
-        return Err(Failure::usage(message, &format!("use a number from 1 to {most}")));
-    }
-    let sharded = job.parallel.is_sharded(workers);
-    Ok(Some(ElasticOptions { min, grains, restarts, sharded, invitation: None }))
+    Ok(())
 }
 
 /// The same, open to those who join later, if the job has a directory.

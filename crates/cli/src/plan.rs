@@ -159,6 +159,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let per_sample = all / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
+    let steps = run_steps(args, job);
     // What does not fit cannot be tried.
     let measured = match shared {
         _ if shortage.is_some() || args.by_rates => None,
@@ -170,11 +171,11 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         measured,
         setup,
         hosts,
-        run: RunCost::new(per_sample, job.input_bytes_per_sample()? as f64, samples, epochs),
+        run: RunCost::new(per_sample, job.input_bytes_per_sample()? as f64, steps * job.batch as f64, 1.0),
         samples,
         epochs,
         elsewhere: args.tflops.is_some() || args.devices > 1,
-        steps: samples * epochs / job.batch as f64,
+        steps,
         all_bytes,
         fleet: Fleet {
             devices: args.devices,
@@ -188,6 +189,16 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         shared: all_workers,
         shortage,
     })
+}
+
+/// Steps of the whole run: the job's own, unless flags say how long it is. An epoch leaves out what does not fill a batch.
+fn run_steps(args: &PlanArgs, job: &Job) -> f64 {
+    let (own, own_per_epoch) = (job.total_steps as f64, job.steps_per_epoch as f64);
+    if args.samples.is_none() && args.epochs.is_none() {
+        return own;
+    }
+    let per_epoch = args.samples.map_or(own_per_epoch, |samples| (samples / job.batch as f64).floor().max(1.0));
+    per_epoch * args.epochs.unwrap_or(own / own_per_epoch)
 }
 
 /// Refuses a job of which a worker needs more than `memory.limit`, whichever it is.

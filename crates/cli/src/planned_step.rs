@@ -3,8 +3,10 @@
 use crate::described;
 use kolo_parallel::axes::PIPELINE;
 use kolo_plan::Rates;
+use kolo_plan::search::LayoutModels;
 use kolo_train::Trainer;
-use kolo_train::report::Planned;
+use kolo_train::layout_models::JobModels;
+use kolo_train::report::{Planned, PlannedModel};
 use kolo_train::step_model::{AnatomyCache, step_model};
 use std::collections::BTreeMap;
 
@@ -27,7 +29,26 @@ pub fn planned(trainer: &Trainer) -> Planned {
         memory: memory.kinds().into_iter().map(|(kind, bytes)| (kind, bytes as u64)).collect(),
         flops_per_s: rates.flops,
         bytes_per_s: rates.bytes,
+        model: modelled(trainer, &rates),
     }
+}
+
+/// The step as `kolo plan` and the search see it, on workers of one host: what the rank that works the longest computes, and for
+/// how long it waits along each axis. `None` for what they do not know, such as servers.
+fn modelled(trainer: &Trainer, rates: &Rates) -> Option<PlannedModel> {
+    let workers = trainer.world().map_or(1, |world| world.size());
+    let cluster = described::machine_of(rates, workers, trainer.session().program().options.threads).ok()?;
+    let models = JobModels::new(trainer.job(), &cluster).ok()?;
+    let model = models.model(&models.own(workers).ok()?, &cluster).ok()?;
+    let times = models.times(&model)?;
+    let device = &cluster.device;
+    Some(PlannedModel {
+        compute_ms: (times.compute + times.update) * 1e3,
+        waits_ms: times.exposed.into_iter().map(|(axis, seconds)| (axis, seconds * 1e3)).collect(),
+        flops_per_s: device.peak(model.layout.precision),
+        bytes_per_s: device.bandwidth,
+        launch_us: device.launch * 1e6,
+    })
 }
 
 /// Milliseconds for which the rank that works the longest waits for others along each axis, as workers of one host: exchanges

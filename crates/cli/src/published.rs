@@ -10,6 +10,7 @@ use kolo_config::FileKind;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_plan::cluster::Cluster;
 use kolo_plan::device::DeviceTable;
+use kolo_plan::simulate::{Conditions, simulate_step};
 use kolo_plan::step_model::{StepModel, StepTimes};
 use kolo_train::job_file;
 use kolo_train::step_model::{AnatomyCache, anatomy_on, step_model};
@@ -53,6 +54,9 @@ enum Published {
 /// A row with what the model says of it.
 struct Outcome {
     row: Row,
+    device: String,
+    /// Seconds of a step as it is simulated.
+    simulated: f64,
     model: StepModel,
     times: StepTimes,
     published: f64,
@@ -145,7 +149,10 @@ fn outcome(kinds: &Kinds, folder: &Path, row: Row) -> Result<Outcome, Failure> {
             (share, one.seconds / times.seconds)
         }
     };
-    Ok(Outcome { row, model, times, published, predicted })
+    let simulated = simulate_step(&model, &cluster, &Conditions::default())
+        .map_err(|error| Failure::job(error.to_string(), "see docs/simulation.md"))?
+        .seconds;
+    Ok(Outcome { row, device: cluster.device.name, simulated, model, times, published, predicted })
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {
@@ -226,8 +233,8 @@ fn explain_row(one: &Outcome) {
 fn as_json(outcomes: &[Outcome]) -> Value {
     let row = |one: &Outcome| {
         json!({
-            "row": one.row.name, "devices": one.row.devices, "fitted": one.row.fitted, "published": one.published,
-            "predicted": one.predicted, "error": one.error(), "step_ms": one.times.seconds * 1e3,
+            "row": one.row.name, "devices": one.row.devices, "device": one.device, "fitted": one.row.fitted, "published": one.published,
+            "predicted": one.predicted, "error": one.error(), "step_ms": one.times.seconds * 1e3, "simulated_ms": one.simulated * 1e3,
             "utilisation": one.times.utilisation, "bubble_ms": one.times.bubble * 1e3,
             "memory_gib": one.memory_gib(), "memory_gib_published": one.row.memory_gib,
         })

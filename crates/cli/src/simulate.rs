@@ -9,10 +9,12 @@ pub use text::duration;
 
 use crate::args::SimulateArgs;
 use crate::described;
+use crate::elastic;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load::{self, Kinds};
 use kolo_plan::cluster::Cluster;
 use kolo_plan::failures::LayoutSpeed;
+use kolo_plan::search::space::divisors;
 use kolo_plan::search::{Candidate, LayoutModels};
 use kolo_plan::simulate::picture::{self, Picture, ScalingPoint};
 use kolo_plan::simulate::{Conditions, SimulatedStep, SlowRank, simulate_step};
@@ -46,7 +48,10 @@ const DOUBLINGS_MAX: usize = 6;
 pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     weeks::check(args)?;
     [&args.json, &args.svg, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
-    let cluster = described::from_file(&args.cluster)?;
+    let mut cluster = described::from_file(&args.cluster)?;
+    if let Some(name) = &args.device {
+        cluster.device = described::device(name)?;
+    }
     let devices = args.devices.unwrap_or_else(|| cluster.devices());
     let mut conditions = conditions(args, devices)?;
     conditions.slow.extend(cluster.slow_ranks(devices, args.seed));
@@ -55,6 +60,9 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     })?;
     let mut job = kinds.read(&load::settings_of(args.job.as_deref(), &args.set)?)?;
     job.fit_to(devices)?;
+    if args.elastic {
+        elastic::check_job(&job)?;
+    }
     let job = &job;
     let models = JobModels::new(job, &cluster)?;
     let candidate = models.own(devices)?;
@@ -187,7 +195,8 @@ impl Curve<'_, '_> {
     fn layouts(&self, model: &StepModel, seconds: f64) -> Vec<LayoutSpeed> {
         let mut layouts = vec![LayoutSpeed { devices: model.layout.workers(), speed: 1.0 }];
         let grains = self.candidate.grains();
-        for data in self.data_ranks().into_iter().rev().skip(1).filter(|data| grains.is_multiple_of(*data)) {
+        let fewer: Vec<usize> = divisors(grains).take_while(|data| *data < self.candidate.data).collect();
+        for data in fewer.into_iter().rev() {
             let candidate = Candidate { data, micro_batches: grains / data, ..self.candidate.clone() };
             if let Some((point, _)) = self.point(&candidate, None) {
                 layouts.push(LayoutSpeed { devices: point.devices, speed: (seconds / point.seconds).min(1.0) });

@@ -53,6 +53,15 @@ impl Precision {
     }
 }
 
+/// What devices of one host exchange over, where the cores that compute also exchange: neither goes on during the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeerLink {
+    /// Bytes per second that exchanges reach.
+    pub bandwidth: f64,
+    /// Seconds of an empty message.
+    pub latency: f64,
+}
+
 /// One kind of device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
@@ -76,6 +85,8 @@ pub struct Device {
     /// Rows and columns of a product that one multiprocessor computes at a time.
     pub tile: [usize; 2],
     pub price_per_hour: Option<f64>,
+    /// Of cores.
+    pub peers: Option<PeerLink>,
     /// The measurement that the shares were fitted on.
     pub fitted_on: Option<String>,
 }
@@ -161,6 +172,16 @@ const TFLOPS_MAX: f64 = 1e6;
 const GIB_MAX: f64 = 1e6;
 const LAUNCH_US_MAX: f64 = 1e5;
 
+fn read_peers(section: &Settings, known: Option<PeerLink>) -> Result<Option<PeerLink>, SettingError> {
+    if known.is_none() && !section.has("peer_gbs") {
+        return Ok(None);
+    }
+    let latency =
+        section.float_in("peer_latency_us", known.map_or(1.0, |peers| peers.latency * 1e6), 0.0, LAUNCH_US_MAX)?;
+    let bandwidth = needed(section, "peer_gbs", known.map(|peers| peers.bandwidth / 1e9), GIB_MAX)? * 1e9;
+    Ok(Some(PeerLink { bandwidth, latency: latency / 1e6 }))
+}
+
 fn read(name: &str, section: &Settings, known: Option<&Device>) -> Result<Device, SettingError> {
     let peaks = section.table_like("peak_tflops", "{ f32 = 19.5, bf16 = 312 }")?;
     let mut peak = known.map_or([0.0; Precision::ALL.len()], |device| device.peak);
@@ -198,6 +219,7 @@ fn read(name: &str, section: &Settings, known: Option<&Device>) -> Result<Device
         units: section.count_in("units", known.map_or(1, |device| device.units), 1, 1 << 20)?,
         tile: [rows, columns],
         price_per_hour: (price > 0.0).then_some(price),
+        peers: read_peers(section, known.and_then(|device| device.peers))?,
         fitted_on: (!fitted_on.is_empty()).then_some(fitted_on),
     };
     section.finish()?;

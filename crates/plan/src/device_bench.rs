@@ -3,7 +3,7 @@
 //! All threads run the same work at the same time, each on memory of its own, as lanes of a worker do; rates are those of all
 //! together. The best of several rounds counts: what else the machine does can only make a round slower.
 
-use crate::device::{Device, Precision};
+use crate::device::{Device, PeerLink, Precision};
 use kolo_graph::Team;
 use kolo_ops::gemm::{Gemm, Right, Rows, SCRATCH, Start, Strided};
 use kolo_ops::simd;
@@ -53,17 +53,19 @@ pub struct DeviceFacts {
     pub memory_bytes: f64,
     pub units: usize,
     pub tile: [usize; 2],
+    pub peers: Option<PeerLink>,
     pub fitted_on: String,
 }
 
 impl DeviceFacts {
-    /// Of cores with so much memory.
-    pub fn of_cores(memory_bytes: f64) -> Self {
+    /// Of cores with so much memory, which exchange over this.
+    pub fn of_cores(memory_bytes: f64, peers: Option<PeerLink>) -> Self {
         Self {
             doc: "measured by `kolo bench device`".into(),
             memory_bytes,
             units: 1,
             tile: [6, 16],
+            peers,
             fitted_on: "products of 512 rows and streams of 32 MiB".into(),
         }
     }
@@ -121,6 +123,7 @@ pub fn device_of(name: &str, rows: &[DeviceRow], facts: &DeviceFacts) -> Device 
         units: facts.units,
         tile: facts.tile,
         price_per_hour: None,
+        peers: facts.peers,
         fitted_on: Some(facts.fitted_on.clone()),
     }
 }
@@ -137,9 +140,12 @@ pub fn as_toml(device: &Device) -> String {
         .map(|(precision, peak)| format!("{} = {:.6}", precision.name(), peak / 1e12))
         .collect();
     let fitted = device.fitted_on.as_ref().map_or_else(String::new, |text| format!("fitted_on = {text:?}\n"));
+    let peers = device.peers.map_or_else(String::new, |PeerLink { bandwidth, latency }| {
+        format!("peer_gbs = {:.6}\npeer_latency_us = {:.6}\n", bandwidth / 1e9, latency * 1e6)
+    });
     let price = device.price_per_hour.map_or_else(String::new, |price| format!("price_per_hour = {price}\n"));
     format!(
-        "[{}]\ndoc = {:?}\npeak_tflops = {{ {} }}\nmemory_gib = {:.3}\nbandwidth_gbs = {:.3}\nproduct_share = {:.4}\nstream_share = {:.4}\nlaunch_us = {:.3}\nhost_gbs = {:.3}\nunits = {}\ntile = [{}, {}]\n{fitted}{price}",
+        "[{}]\ndoc = {:?}\npeak_tflops = {{ {} }}\nmemory_gib = {:.3}\nbandwidth_gbs = {:.3}\nproduct_share = {:.4}\nstream_share = {:.4}\nlaunch_us = {:.3}\nhost_gbs = {:.3}\nunits = {}\ntile = [{}, {}]\n{peers}{fitted}{price}",
         device.name,
         device.doc,
         peaks.join(", "),
@@ -218,7 +224,11 @@ mod tests {
             DeviceRow::of(TO_HOST, 1, 5e9),
             DeviceRow::of(FROM_HOST, 1, 6e9),
         ];
-        let device = device_of("mine", &rows, &DeviceFacts::of_cores(8.0 * crate::device::GIB));
+        let device = device_of(
+            "mine",
+            &rows,
+            &DeviceFacts::of_cores(8.0 * crate::device::GIB, Some(PeerLink { bandwidth: 5e9, latency: 2e-6 })),
+        );
         assert_eq!((device.peak(Precision::Bf16), device.host_bandwidth), (2e11, 5e9));
         let mut table = DeviceTable::built_in().unwrap();
         table.extend(&kolo_config::parse(&as_toml(&device), "mine.toml").unwrap()).unwrap();

@@ -1,6 +1,7 @@
 //! Links: how fast a message goes from one device to another, by data sheet or as measured.
 
 use crate::collective::CollectiveKind;
+use crate::device::PeerLink;
 use kolo_graph::settings::{Setting, SettingError, Settings, nearest};
 
 const BUILT_IN: &str = include_str!("links.toml");
@@ -49,6 +50,12 @@ impl Link {
     /// The links that are built in.
     pub fn built_in() -> Result<Vec<Link>, SettingError> {
         read_all(&kolo_config::parse(BUILT_IN, BUILT_IN_NAME)?, Vec::new())
+    }
+
+    /// What cores of one host exchange over.
+    pub fn of_peers(peers: PeerLink) -> Link {
+        let PeerLink { bandwidth, latency } = peers;
+        Link { name: "peers".into(), bandwidth, share: 1.0, latency, measured: Vec::new() }
     }
 
     /// Bytes per second that collectives reach.

@@ -105,6 +105,18 @@ pub struct Planned {
     /// Operations and bytes per second of one thread, as they were measured beside the plan.
     pub flops_per_s: f64,
     pub bytes_per_s: f64,
+    /// What the model of a step that plans layouts says; `None` for what it does not know, such as servers.
+    pub model: Option<PlannedModel>,
+}
+
+/// A step by the model that plans layouts, and the device that it was planned on: calibration changes its rates.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PlannedModel {
+    pub compute_ms: f64,
+    pub waits_ms: BTreeMap<String, f64>,
+    pub flops_per_s: f64,
+    pub bytes_per_s: f64,
+    pub launch_us: f64,
 }
 
 /// Where a run stood after an epoch.

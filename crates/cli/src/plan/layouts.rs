@@ -45,6 +45,10 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     check(args)?;
     let devices = crate::workers::asked(&args.job.workers)?;
     let cluster = cluster(args, devices)?;
+    if args.max_cost.is_some() && cluster.device.price_per_hour.is_none() {
+        let message = format!("--max-cost: the device \"{}\" has no price", cluster.device.name);
+        return Err(Failure::usage(message, "name a device file with `price_per_hour`: --device FILE.toml"));
+    }
     let job = kinds.read(&load::settings_of(args.job.job.as_deref(), &args.job.set)?)?;
     let limits = limits(args, &job)?;
     let models = JobModels::new(&job, &cluster)?;
@@ -64,14 +68,25 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     let seconds = begin.elapsed().as_secs_f64();
     let described = Described { job: &job, models, cluster, devices, limits, seconds };
     let best = described.best(&found)?;
-    match args.json {
-        true => println!("{:#}", json::value(&described, &found)),
-        false => table::print(&described, &found),
+    if args.json {
+        let mut value = json::value(&described, &found);
+        if args.why {
+            value["why"] = why::value(&described, &best)?;
+        }
+        if args.write {
+            value["wrote"] = described.write(args, kinds, &best)?.into();
+        }
+        println!("{value:#}");
+        return Ok(());
     }
-    if args.why && !args.json {
+    table::print(&described, &found);
+    if args.why {
         why::print(&described, &best)?;
     }
-    if args.write { described.write(args, kinds, &best) } else { Ok(()) }
+    if args.write {
+        println!("wrote {}", described.write(args, kinds, &best)?);
+    }
+    Ok(())
 }
 
 /// Refuses flags that go with a search alone, or that no job can keep to.
@@ -83,6 +98,10 @@ fn check(args: &PlanArgs) -> Result<(), Failure> {
     }
     if args.write && args.job.job.is_none() {
         return Err(Failure::usage("--write needs a job file", "name a job file"));
+    }
+    if let Some(set) = args.job.set.first().filter(|_| args.write) {
+        let message = format!("--write: with --set {set} the layout is that of another job than the file's");
+        return Err(Failure::usage(message, "put the key into the job file, or leave out --write"));
     }
     if args.schedule.is_some() || args.explain {
         let hint = "leave out --cluster, --device, --search and --why, or --schedule and --explain";
@@ -107,7 +126,7 @@ fn cluster(args: &PlanArgs, devices: usize) -> Result<Cluster, Failure> {
         (Some(path), false) => described::from_file(path)?.with_devices(devices).map_err(|message| {
             Failure::usage(message, "describe more groups at the outermost level, or ask for fewer with -n")
         }),
-        (None, true) => described::usual(&args.job.device, devices),
+        (None, true) => described::usual(described::device(&args.job.device)?, devices),
         (None, false) => {
             let cores = load::threads_of(args.job.threads)?;
             described::this_machine(devices, if args.job.threads.is_some() { cores } else { cores / devices })
@@ -120,13 +139,11 @@ fn limits(args: &PlanArgs, job: &Job) -> Result<Limits, Failure> {
         let wrong = |why: String| Failure::usage(format!("--max-memory {why}"), "write a size such as 40GiB");
         parse_bytes(text).map(|bytes| bytes as f64).map_err(wrong)
     });
-    let samples = args.samples.unwrap_or(job.split.train_len() as f64);
-    let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     Ok(Limits {
         memory: memory.transpose()?.or(job.memory.limit_bytes.map(|limit| limit as f64)),
         cost: args.max_cost,
         deadline: args.deadline.map(|hours| hours * SECONDS_PER_HOUR),
-        steps: (samples * epochs / job.batch as f64).max(1.0),
+        steps: super::run_steps(args, job).max(1.0),
     })
 }
 
@@ -176,16 +193,21 @@ impl Described<'_> {
             .ok_or_else(|| Failure::usage(format!("the layout {own} has no schedule"), hint))?;
         ranked.memory = planned.unwrap_or(ranked.memory);
         let found = SearchResult { ranked: vec![ranked], candidates: 1, ..SearchResult::default() };
-        match args.json {
-            true => println!("{:#}", json::value(self, &found)),
-            false => table::print(self, &found),
+        if args.json {
+            let mut value = json::value(self, &found);
+            if args.why {
+                value["why"] = why::value(self, &own)?;
+            }
+            println!("{value:#}");
+            return Ok(());
         }
-        if args.why && !args.json { why::print(self, &own) } else { Ok(()) }
+        table::print(self, &found);
+        if args.why { why::print(self, &own) } else { Ok(()) }
     }
 
-    /// Puts a layout into the job file, whose other text stays.
-    fn write(&self, args: &PlanArgs, kinds: &Kinds, best: &Candidate) -> Result<(), Failure> {
-        let Some(path) = &args.job.job else { return Ok(()) };
+    /// Puts a layout into the job file, whose other text stays. The name of the file:
+    fn write(&self, args: &PlanArgs, kinds: &Kinds, best: &Candidate) -> Result<String, Failure> {
+        let Some(path) = &args.job.job else { return Ok(String::new()) };
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::job(format!("{name}: {error}"), "name a file that can be read"))?;
@@ -196,7 +218,6 @@ impl Described<'_> {
         let root = job_file::parse(&text, &name)?;
         kinds.read(&root)?;
         write_file(path, text)?;
-        println!("wrote {name}");
-        Ok(())
+        Ok(name)
     }
 }

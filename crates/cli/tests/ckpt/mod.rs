@@ -77,7 +77,7 @@ fn what_is_damaged_or_differs_is_named() {
     let shown = run_in(dir.path(), &["ckpt", "export", "run", "after.safetensors"]);
     let error = String::from_utf8_lossy(&shown.stderr);
     assert!(
-        error.contains("none of its 1 checkpoints is sound") && error.contains("step-00000000: weights-"),
+        error.contains("none of its 1 checkpoints is intact") && error.contains("step-00000000: weights-"),
         "{error}"
     );
     assert!(!dir.path().join("after.safetensors").exists());

@@ -48,7 +48,12 @@ fn a_simulation_adds_up_and_replays() {
     let events = trace["traceEvents"].as_array().expect("events");
     assert!(events.iter().any(|event| event["name"] == "all_reduce" && event["cat"] == "communication"));
     let other = [&SPLIT[..], &["--weeks", "3", "--seed", "6"]].concat();
-    assert_ne!(simulated(dir.path(), &other)["run"]["failures"], Value::Null);
+    assert_ne!(simulated(dir.path(), &other)["run"]["goodput"], run["goodput"]);
+    // A spread of ranks' times that the cluster describes lengthens the step.
+    std::fs::write(dir.path().join("cluster.toml"), format!("{CLUSTER}[system]\njitter = 0.1\n")).expect("written");
+    let spread = number(&simulated(dir.path(), &SPLIT)["step_ms"]) / number(&first["step_ms"]);
+    assert!((spread - 1.0 - 0.1 * (2.0 * 64f64.ln()).sqrt()).abs() < 1e-9, "{spread}");
+    std::fs::write(dir.path().join("cluster.toml"), CLUSTER).expect("written");
     // A slow rank delays the step, noise too.
     let slow = simulated(dir.path(), &[&SPLIT[..], &["--slow", "3:2"]].concat());
     assert!(number(&slow["step_ms"]) > 1.2 * number(&first["step_ms"]));
@@ -76,6 +81,128 @@ fn layouts_that_the_search_names_are_trained() {
     let written = std::fs::read_to_string(dir.path().join("job.toml")).expect("a job");
     assert!(written.starts_with("# a small one\n") && written.contains("vocab = 128 # words"), "{written}");
     stdout_of(dir.path(), &["train", "job.toml", "-n", "4", "--threads", "1", "--quiet", "--no-out"]);
+}
+
+fn searched(dir: &Path, more: &[&str]) -> Value {
+    let args = [&["plan", "job.toml", "--search", "--json"], more].concat();
+    serde_json::from_str(&stdout_of(dir, &args)).expect("JSON and nothing else")
+}
+
+/// A job whose bits may depend on its workers can have any number of data ranks, and is trained so.
+#[test]
+fn any_number_of_data_ranks_is_searched_where_bits_are_free() {
+    let dir = tempdir();
+    files(dir.path());
+    let free = ["--set", "job.reproducible=false", "--set", "data.batch=48", "--set", "data.grains=24"];
+    let found = searched(dir.path(), &[&["-n", "24", "--cluster", "cluster.toml"], &free[..]].concat());
+    let own = ["simulate", "job.toml", "--cluster", "cluster.toml", "-n", "24", "--json", "own.json"];
+    stdout_of(dir.path(), &[&own[..], &free[..]].concat());
+    let own = json_at(&dir.path().join("own.json"));
+    let best = &found["layouts"][0];
+    assert_eq!(own["layout"]["data"], 24);
+    assert!(best["step_ms"].as_f64() <= own["step_ms"].as_f64(), "{best:#}");
+    let three = searched(dir.path(), &[&["-n", "3", "--device", "cpu-core"], &free[..]].concat());
+    let layouts = three["layouts"].as_array().expect("layouts");
+    let shared = layouts.iter().find(|one| one["layout"]["data"] == 3).expect("three data ranks");
+    let mut args = vec!["train", "job.toml", "-n", "3", "--threads", "1", "--quiet", "--no-out"];
+    args.extend(free);
+    shared["set"]
+        .as_array()
+        .expect("keys")
+        .iter()
+        .filter_map(Value::as_str)
+        .for_each(|one| args.extend(["--set", one]));
+    stdout_of(dir.path(), &args);
+}
+
+/// A run has the steps that it has: an epoch of 1,000 samples is one batch of 512.
+#[test]
+fn a_run_takes_its_steps() {
+    let dir = tempdir();
+    files(dir.path());
+    let job = ["--set", "data.samples=1000", "--set", "data.batch=512", "--set", "train.steps=20"];
+    let steps = |more: &[&str]| {
+        let found = searched(dir.path(), &[&["-n", "4", "--device", "h100"], &job[..], more].concat());
+        let best = &found["layouts"][0];
+        best["run_s"].as_f64().expect("seconds") / best["step_ms"].as_f64().expect("milliseconds") * 1e3
+    };
+    for (more, wanted) in [(&[][..], 20.0), (&["--epochs", "3"], 3.0), (&["--samples", "2000", "--epochs", "5"], 15.0)]
+    {
+        let steps = steps(more);
+        assert!((steps - wanted).abs() < 1e-9, "{more:?}: {steps}");
+    }
+}
+
+#[test]
+fn a_search_as_json_is_json_whatever_else_is_asked() {
+    let dir = tempdir();
+    files(dir.path());
+    let found = searched(dir.path(), &["-n", "4", "--device", "h100", "--why", "--write"]);
+    assert_eq!(found["wrote"], "job.toml");
+    let why = &found["why"];
+    assert!(why["ops"].as_array().is_some_and(|ops| ops.iter().all(|op| op["ms"].as_f64() >= Some(0.0))), "{why:#}");
+    assert!(why["changes"].is_array());
+    let own = ["plan", "job.toml", "-n", "4", "--device", "h100", "--why"];
+    let json: Value = serde_json::from_str(&stdout_of(dir.path(), &[&own[..], &["--json"]].concat())).expect("JSON");
+    assert!(json["why"]["ops"].is_array());
+    assert!(!stdout_of(dir.path(), &own).contains("-0.0 %"));
+}
+
+/// A device that was measured, and one that was calibrated on a run, are devices to plan with; the latter says of that run what was
+/// measured.
+#[test]
+fn a_calibrated_device_says_what_was_measured() {
+    let dir = tempdir();
+    files(dir.path());
+    stdout_of(dir.path(), &["bench", "device", "--threads", "1", "--write", "device.toml"]);
+    let found = searched(dir.path(), &["-n", "2", "--device", "device.toml"]);
+    assert_eq!(found["device"], "this-machine");
+    let job = ["--set", "train.steps=8", "--set", "data.grains=2"];
+    for workers in ["1", "2"] {
+        let train = ["train", "job.toml", "-n", workers, "--threads", "1", "--quiet", "--no-out", "--report", "r.json"];
+        stdout_of(dir.path(), &[&train[..], &job[..]].concat());
+        let number = |value: &Value| value.as_f64().expect("a number");
+        let mut report = json_at(&dir.path().join("r.json"));
+        // Exchanges that take three times as long as was planned, a good part of the step.
+        let waited = 3.0 * report["planned"]["model"]["waits_ms"]["data"].as_f64().unwrap_or(1.0);
+        for rank in report["communication"]["ranks"].as_array_mut().into_iter().flatten() {
+            rank["waited_ms"] = serde_json::json!({ "data": waited });
+        }
+        report["step_ms"]["median"] = (4.0 * waited).into();
+        std::fs::write(dir.path().join("r.json"), report.to_string()).expect("written");
+        let told = stdout_of(dir.path(), &["plan", "--calibrate", "r.json", "--entry", "mine.toml"]);
+        assert_eq!(told.contains("exchanges were waited for 3.00 times as long"), workers == "2", "{told}");
+        let plan = ["plan", "job.toml", "-n", workers, "--device", "mine.toml", "--json"];
+        let planned: Value =
+            serde_json::from_str(&stdout_of(dir.path(), &[&plan[..], &job[..]].concat())).expect("JSON");
+        let parts = report["compared"].as_array().expect("parts");
+        let compute = number(&parts.iter().find(|part| part["part"] == "compute").expect("a part")["measured"]);
+        let layout = &planned["layouts"][0];
+        let ratio = number(&layout["compute_ms"]) / compute;
+        assert!((ratio - 1.0).abs() < 0.01, "{workers} workers: {ratio}");
+        if workers == "2" {
+            let ratio = number(&layout["exposed_ms"]["data"]) / waited;
+            assert!((ratio - 1.0).abs() < 0.01, "waits: {ratio}");
+        }
+    }
+    let named = ["simulate", "job.toml", "--cluster", "cluster.toml", "-n", "2", "--device", "mine.toml:this-machine"];
+    assert!(stdout_of(dir.path(), &named).contains("this-machine"));
+}
+
+/// What workers wait for is compared axis by axis, and the pipeline's bubble, with what was planned of it.
+#[test]
+fn a_report_compares_every_axis() {
+    let dir = tempdir();
+    files(dir.path());
+    let layout = ["--set", "parallel.pipeline=2", "--set", "parallel.tensor=2", "--set", "train.steps=3"];
+    let train = ["train", "job.toml", "-n", "8", "--threads", "1", "--quiet", "--no-out", "--report", "r.json"];
+    stdout_of(dir.path(), &[&train[..], &layout[..]].concat());
+    let report = json_at(&dir.path().join("r.json"));
+    let parts = report["compared"].as_array().expect("parts");
+    for name in ["bubble", "exchanges along data", "exchanges along tensor"] {
+        let part = parts.iter().find(|part| part["part"] == name).unwrap_or_else(|| panic!("{name}: {parts:#?}"));
+        assert!(part["planned"].as_f64() > Some(0.0) && part["measured"].as_f64() > Some(0.0), "{part:#}");
+    }
 }
 
 #[test]
@@ -107,32 +234,106 @@ fn what_no_layout_can_keep_to_is_said() {
     assert!(said.contains("2048 devices requested, but the cluster \"pod\" has 1024"), "{said}");
 }
 
-/// What each rank of a timeline computes, in order: runs of passes.
-fn passes(trace: &Value) -> Vec<(u64, Vec<String>)> {
-    let mut ranks: std::collections::BTreeMap<u64, Vec<(f64, String)>> = std::collections::BTreeMap::new();
-    // The first grain is on the first lane: what is before it happens once per step.
-    let mut begins: std::collections::BTreeMap<u64, f64> = std::collections::BTreeMap::new();
-    for event in trace["traceEvents"].as_array().expect("events").iter().filter(|event| event["cat"] == "compute") {
-        let pass = event["name"].as_str().and_then(|name| name.split_whitespace().next()).unwrap_or_default();
-        let at = event["ts"].as_f64().expect("a time");
-        let rank = event["pid"].as_u64().expect("a rank");
-        if event["tid"] == 0 {
-            let begin = begins.entry(rank).or_insert(f64::INFINITY);
-            *begin = begin.min(at);
-        }
-        ranks.entry(rank).or_default().push((at, pass.to_string()));
-    }
-    let order = |rank: u64, mut list: Vec<(f64, String)>| {
-        list.retain(|(at, _)| *at >= begins[&rank]);
-        list.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let mut names: Vec<String> = list.into_iter().map(|(_, name)| name).filter(|name| name != "update").collect();
-        names.dedup();
-        names
-    };
-    ranks.into_iter().map(|(rank, list)| (rank, order(rank, list))).collect()
+/// What a rank of a timeline does.
+#[derive(Default)]
+struct Timeline {
+    /// Passes in order, each with its micro-batch by the lanes that take turns, and when it began and ended.
+    passes: Vec<(String, f64, f64)>,
+    /// When messages to the next stage, and to the one before, were sent, and by which lane, if there are several.
+    sent: [Vec<(f64, Option<usize>)>; 2],
+    /// When sums over data ranks began, and their bytes.
+    sums: Vec<(f64, u64)>,
 }
 
-/// Eight real workers do what the simulation says, in its order: passes of a pipeline of four, twice.
+/// Timelines by rank. The micro-batches of a real one take turns on as many lanes.
+fn timelines(trace: &Value, lanes: usize, stages: u64) -> std::collections::BTreeMap<u64, Timeline> {
+    let mut ranks: std::collections::BTreeMap<u64, Timeline> = std::collections::BTreeMap::new();
+    let events = trace["traceEvents"].as_array().expect("events");
+    let mut threads: std::collections::BTreeMap<(u64, u64), String> = std::collections::BTreeMap::new();
+    for event in events.iter().filter(|event| event["name"] == "thread_name") {
+        let place = (event["pid"].as_u64().expect("a rank"), event["tid"].as_u64().expect("a lane"));
+        threads.insert(place, event["args"]["name"].as_str().expect("a name").to_string());
+    }
+    let mut spans: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+    spans.sort_by(|one, other| one["ts"].as_f64().expect("a time").total_cmp(&other["ts"].as_f64().expect("a time")));
+    // The first grain is on the first lane: what is before it happens once per step.
+    let mut begun = std::collections::BTreeSet::new();
+    for event in spans {
+        let (rank, lane) = (event["pid"].as_u64().expect("a rank"), event["tid"].as_u64().expect("a lane"));
+        let (name, thread) = (event["name"].as_str().expect("a name"), threads[&(rank, lane)].as_str());
+        let begin = event["ts"].as_f64().expect("a time");
+        let end = begin + event["dur"].as_f64().expect("a time");
+        let timeline = ranks.entry(rank).or_default();
+        let words: Vec<&str> = name.split_whitespace().collect();
+        match event["cat"].as_str() {
+            Some("compute") if words[0] != "update" => {
+                // A simulated pass says its micro-batch.
+                let micro_batch = words.last().and_then(|last| last.parse::<usize>().ok());
+                if lane == 0 {
+                    begun.insert(rank);
+                }
+                if !begun.contains(&rank) {
+                    continue;
+                }
+                let pass = format!("{} {}", words[0], micro_batch.unwrap_or(lane as usize) % lanes);
+                match timeline.passes.last_mut().filter(|last| last.0 == pass) {
+                    Some(last) => last.2 = last.2.max(end),
+                    None => timeline.passes.push((pass, begin, end)),
+                }
+            }
+            Some("communication") if name == "send activations" => timeline.sent[0].push((begin, None)),
+            Some("communication") if name == "send gradients" => timeline.sent[1].push((begin, None)),
+            // Both ends of a message record it: this is who sends.
+            Some("communication") if name == "send pipeline message" => {
+                let numbers: Vec<u64> = thread.split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
+                // Weights that the first stage and the last share go past those between them.
+                let [from, to, lane] = numbers[..] else { continue };
+                if from == rank % stages && from.abs_diff(to) == 1 {
+                    timeline.sent[usize::from(to < from)].push((begin, Some(lane as usize)));
+                }
+            }
+            Some("communication") if words[0] == "all_reduce" && thread.ends_with("along data") => {
+                // The loss is summed, too, as soon as it is known.
+                if words.get(1).is_some_and(|what| *what == "loss") {
+                    continue;
+                }
+                timeline.sums.push((begin, event["args"]["bytes"].as_u64().expect("bytes")));
+            }
+            _ => {}
+        }
+    }
+    ranks
+}
+
+impl Timeline {
+    fn order(&self) -> Vec<&str> {
+        self.passes.iter().map(|(name, _, _)| name.as_str()).collect()
+    }
+
+    /// Every message follows the pass that made it, in the order of micro-batches, and sums follow the last pass.
+    fn check(&self, lanes: usize, context: &str) {
+        for (pass, sent) in ["forward", "backward"].into_iter().zip(&self.sent) {
+            let made: Vec<&(String, f64, f64)> = self.passes.iter().filter(|one| one.0.starts_with(pass)).collect();
+            let mut of_lane = vec![0; lanes];
+            for (at, (begin, lane)) in sent.iter().enumerate() {
+                // Lanes send each on its own, and their micro-batches in order.
+                let number = lane.map_or(at, |lane| {
+                    of_lane[lane] += 1;
+                    lane + lanes * (of_lane[lane] - 1)
+                });
+                assert!(
+                    *begin >= made[number].2 - 1.0,
+                    "{context}: message {number} comes before its {pass} pass ends"
+                );
+            }
+        }
+        let last = self.passes.last().expect("passes");
+        assert!(self.sums.iter().all(|(begin, _)| *begin >= last.1), "{context}: sums before the last pass");
+    }
+}
+
+/// Eight real workers do what the simulation says, in its order: passes of every micro-batch of a pipeline of four, twice; the
+/// messages between stages; and the sums over data ranks.
 #[test]
 fn a_simulated_step_has_the_order_of_a_real_one() {
     let dir = tempdir();
@@ -155,11 +356,26 @@ fn a_simulated_step_has_the_order_of_a_real_one() {
     stdout_of(dir.path(), &[&real[..], &layout[..]].concat());
     let simulated = ["simulate", "job.toml", "--cluster", "cluster.toml", "-n", "8", "--trace", "simulated.json"];
     stdout_of(dir.path(), &[&simulated[..], &layout[..]].concat());
-    let (real, simulated) =
-        (passes(&json_at(&dir.path().join("real.json"))), passes(&json_at(&dir.path().join("simulated.json"))));
+    let real = json_at(&dir.path().join("real.json"));
+    let is_lane = |event: &&Value| {
+        event["name"] == "thread_name"
+            && event["pid"] == 0
+            && event["args"]["name"].as_str().is_some_and(|name| name.starts_with("compute "))
+    };
+    let lanes = real["traceEvents"].as_array().expect("events").iter().filter(is_lane).count();
+    assert!(lanes > 1, "micro-batches take turns");
+    let real = timelines(&real, lanes, 4);
+    let simulated = timelines(&json_at(&dir.path().join("simulated.json")), lanes, 4);
     assert_eq!((real.len(), simulated.len()), (8, 4), "a role stands for the data ranks");
-    for (rank, order) in real {
-        assert_eq!(order, simulated[rank as usize % 4].1, "rank {rank}");
+    for (rank, timeline) in real {
+        let role = &simulated[&(rank % 4)];
+        assert_eq!(timeline.order(), role.order(), "rank {rank}");
+        assert_eq!(role.order().len(), 16, "eight micro-batches there and back");
+        assert_eq!(timeline.sent.each_ref().map(Vec::len), role.sent.each_ref().map(Vec::len), "rank {rank}");
+        let bytes = |timeline: &Timeline| timeline.sums.iter().map(|(_, bytes)| *bytes).max();
+        assert_eq!(bytes(&timeline), bytes(role), "rank {rank}");
+        timeline.check(lanes, &format!("rank {rank}"));
+        role.check(lanes, &format!("role {rank}"));
     }
 }
 

@@ -53,13 +53,33 @@ impl Started {
     }
 }
 
+/// Names of passes: those of a kind one behind the other, by micro-batch.
 #[derive(Clone, Copy, Default)]
 struct Names {
-    forward: u32,
-    backward: u32,
-    input: u32,
-    weight: u32,
+    first: u32,
+    micro_batches: u32,
     update: u32,
+}
+
+const PASS_NAMES: [(ActionKind, &str); 4] = [
+    (ActionKind::Forward, "forward"),
+    (ActionKind::Backward, "backward"),
+    (ActionKind::BackwardInput, "input gradient"),
+    (ActionKind::BackwardWeight, "weight gradient"),
+];
+
+impl Names {
+    fn new(scenario: &mut Scenario, micro_batches: usize) -> Self {
+        let first = scenario.names.len() as u32;
+        let numbered = |(_, name)| (0..micro_batches).map(move |number| format!("{name} {number}"));
+        scenario.names.extend(PASS_NAMES.into_iter().flat_map(numbered));
+        Self { first, micro_batches: micro_batches as u32, update: scenario.name("update") }
+    }
+
+    fn of(&self, action: Action) -> u32 {
+        let kind = PASS_NAMES.iter().position(|(kind, _)| *kind == action.kind).unwrap_or(0) as u32;
+        self.first + kind * self.micro_batches + action.micro_batch as u32
+    }
 }
 
 /// The scenario of a step whose replicas are all alike. Fails if the pipeline has no schedule for its micro-batches.
@@ -73,13 +93,7 @@ pub fn scenario(model: &StepModel, cluster: &Cluster, detail: Detail) -> Result<
         levels: cluster.levels.len().max(1) as u32,
         ..Scenario::default()
     };
-    let names = Names {
-        forward: scenario.name("forward"),
-        backward: scenario.name("backward"),
-        input: scenario.name("input gradient"),
-        weight: scenario.name("weight gradient"),
-        update: scenario.name("update"),
-    };
+    let names = Names::new(&mut scenario, model.layout.micro_batches);
     let mut builder = Builder { model, cluster, detail, scenario, names };
     builder.build(schedule.as_ref());
     Ok(builder.scenario)
@@ -143,8 +157,15 @@ impl Builder<'_> {
                 messages.insert((way, stage), self.scenario.exchange(cost));
             }
         }
+        let names = self.names;
+        let of_micro_batch = |act: &Act, action: Action| match *act {
+            Act::Compute { seconds, .. } => Act::Compute { seconds, name: names.of(action) },
+            other => other,
+        };
         let parts = PipelineActs {
-            acts: &|rank, action: Action| acts[&(rank, action.kind, action.stage)].clone(),
+            acts: &|rank, action: Action| {
+                acts[&(rank, action.kind, action.stage)].iter().map(|act| of_micro_batch(act, action)).collect()
+            },
             message: &|channel: Channel| messages[&(channel.pass, channel.stage)],
             after: &|_| Vec::new(),
         };
@@ -162,12 +183,12 @@ impl Builder<'_> {
 
     fn action(&mut self, action: Action) -> Vec<Act> {
         let stage: &StageModel = &self.model.stages[action.stage];
-        let Names { forward, backward, input, weight, .. } = self.names;
+        let name = self.names.of(action);
         match action.kind {
-            ActionKind::Forward => self.passes(&stage.forward, None, forward),
-            ActionKind::BackwardInput => self.passes(&stage.input, None, input),
-            ActionKind::BackwardWeight => self.passes(&stage.weight, None, weight),
-            ActionKind::Backward => self.passes(&stage.input, Some(&stage.weight), backward),
+            ActionKind::Forward => self.passes(&stage.forward, None, name),
+            ActionKind::BackwardInput => self.passes(&stage.input, None, name),
+            ActionKind::BackwardWeight => self.passes(&stage.weight, None, name),
+            ActionKind::Backward => self.passes(&stage.input, Some(&stage.weight), name),
         }
     }
 

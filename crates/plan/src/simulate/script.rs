@@ -93,7 +93,7 @@ impl Scenario {
 
     /// The number of a name, which is added if it is new.
     pub fn name(&mut self, text: &str) -> u32 {
-        let known = self.names.iter().position(|name| name == text);
+        let known = self.names.iter().rposition(|name| name == text);
         known.unwrap_or_else(|| {
             self.names.push(text.into());
             self.names.len() - 1

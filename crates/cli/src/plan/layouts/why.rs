@@ -4,11 +4,12 @@ use super::Described;
 use crate::fail::Failure;
 use crate::output::println;
 use crate::simulate::duration;
-use kolo_plan::search::changes::changes;
+use kolo_plan::search::changes::{Change, changes};
 use kolo_plan::search::rank::simulated;
 use kolo_plan::search::{Candidate, LayoutModels};
 use kolo_plan::step_model::{Compute, Pass, StepModel};
 use kolo_plan::{Bound, OpKindCost};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Changes, and kinds of ops, that are named.
@@ -38,6 +39,29 @@ pub fn print(described: &Described<'_>, now: &Candidate) -> Result<(), Failure> 
         println!("  the step takes {} at {:.1} % of the peak", duration(step.seconds), 100.0 * step.utilisation);
     }
     Ok(())
+}
+
+/// The same as JSON.
+pub fn value(described: &Described<'_>, now: &Candidate) -> Result<Value, Failure> {
+    let model =
+        described.models.model(now, &described.cluster).map_err(|why| Failure::usage(why, "change the layout"))?;
+    let kinds = described.models.op_kinds(now, &model, &described.cluster);
+    let kind = |kind: &OpKindCost| {
+        json!({
+            "op": kind.name, "ms": kind.seconds() * 1e3, "bound_by": kind.bound().name(),
+            "flops": kind.compute.flops, "bytes": kind.bytes,
+        })
+    };
+    let space = described.models.space(described.devices);
+    let list = changes(now, &space, &described.models, &described.cluster);
+    let change = |change: &Change| {
+        let Change { what, set, seconds, gain, fits } = change;
+        json!({ "what": what, "set": set, "step_ms": seconds * 1e3, "gain": gain, "fits": fits })
+    };
+    Ok(json!({
+        "ops": kinds.iter().map(kind).collect::<Vec<_>>(),
+        "changes": list.iter().take(CHANGES_SHOWN).map(change).collect::<Vec<_>>(),
+    }))
 }
 
 /// Kinds of ops with what binds each, on the mean rank: the roofline.
@@ -79,7 +103,9 @@ fn print_kinds(described: &Described<'_>, now: &Candidate, model: &StepModel) {
         );
     }
     let share = |bound: Bound| -> f64 {
-        kinds.iter().filter(|kind| kind.bound() == bound).map(OpKindCost::seconds).sum::<f64>() / total
+        // An empty sum of floats is -0.
+        kinds.iter().filter(|kind| kind.bound() == bound).map(OpKindCost::seconds).fold(0.0, |sum, one| sum + one)
+            / total
     };
     let shares = Bound::ALL.map(|bound| format!("{} {:.1} %", bound.name(), 100.0 * share(bound)));
     println!("  time of ops by what binds them: {}", shares.join(", "));

@@ -32,7 +32,11 @@ fn entry(step: &SimulatedStep, span: &Span) -> (String, &'static str) {
     let scenario = &step.scenario;
     let name = &scenario.names[span.name as usize];
     match span.lane {
-        None => (name.clone(), colour(name, None)),
+        None => {
+            // Micro-batches of a pass look alike.
+            let pass = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end();
+            (pass.to_string(), colour(pass, None))
+        }
         Some(lane) => {
             let lane = scenario.lanes[lane as usize].as_str();
             (format!("exchanges along {lane}"), colour(name, Some(lane)))
