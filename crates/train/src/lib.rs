@@ -33,6 +33,7 @@ pub mod optimizer;
 mod parts;
 pub mod picture;
 pub mod predict;
+pub mod quantiles;
 pub mod rate_scaling;
 pub mod record;
 pub mod report;
