@@ -316,6 +316,10 @@ impl Source for FileSource {
                 hasher.update(&if file.is_directory { 0 } else { file.bytes }.to_le_bytes());
             }
             hasher.update(part.reader.fingerprint().as_bytes());
+            // What comes through a pipe can be read once only.
+            if part.is_pipe() {
+                continue;
+            }
             let mut known = HashSet::new();
             let paths = part.files.iter().map(|file| file.path.clone()).chain(part.reader.files());
             let paths: Vec<PathBuf> = paths.filter(|path| known.insert(path.clone())).collect();

@@ -32,6 +32,7 @@ pub mod optimizer;
 mod parts;
 pub mod picture;
 pub mod predict;
+pub mod quantiles;
 pub mod rate_scaling;
 pub mod record;
 pub mod report;

@@ -3,6 +3,7 @@
 use crate::compared::ComparedPart;
 use crate::confusion::Classification;
 use crate::device_use::DeviceUse;
+use crate::quantiles::Quantiles;
 use crate::rate_scaling::RateScaling;
 use crate::supply::Loader;
 use crate::trainer::Evaluation;
@@ -21,10 +22,14 @@ pub struct StepTimes {
 impl StepTimes {
     /// From milliseconds of every step; the first, which touches the memory, is left out if there are more.
     pub fn of(all: &[f64]) -> Self {
-        let mut sorted = all[usize::from(all.len() > 1)..].to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let at = |part: f64| sorted.get(((sorted.len().max(1) - 1) as f64 * part).round() as usize).copied();
-        Self { median: at(0.5).unwrap_or(0.0), p95: at(0.95).unwrap_or(0.0) }
+        Self::from(&Quantiles::of(all))
+    }
+}
+
+impl From<&Quantiles> for StepTimes {
+    fn from(all: &Quantiles) -> Self {
+        let [median, p95] = all.at([0.5, 0.95]);
+        Self { median, p95 }
     }
 }
 
@@ -39,9 +44,9 @@ pub struct DataWait {
 
 impl DataWait {
     /// From milliseconds of every step, and what each of them waited.
-    pub fn of(steps: &[f64], waits: &[f64]) -> Self {
-        let StepTimes { median, p95 } = StepTimes::of(waits);
-        let (all, waited): (f64, f64) = (steps.iter().sum(), waits.iter().sum());
+    pub fn of(steps: &Quantiles, waits: &Quantiles) -> Self {
+        let StepTimes { median, p95 } = waits.into();
+        let (all, waited) = (steps.sum(), waits.sum());
         Self { median, p95, share: if all > 0.0 { waited / all } else { 0.0 } }
     }
 }

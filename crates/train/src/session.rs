@@ -12,6 +12,7 @@ use crate::interrupt::{Interrupt, RunPhase};
 use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
+use crate::quantiles::Quantiles;
 use crate::record::{OutDir, Record};
 use crate::report::{
     Communication, DataStages, DataWait, EpochRow, GenerationRow, PeakBytes, Planned, Report, StepTimes,
@@ -90,13 +91,13 @@ struct Ties {
     world: Option<Arc<Communicator>>,
     meter: Meter,
     /// Milliseconds that each step waited for its samples.
-    data_waits: Vec<f64>,
+    data_waits: Quantiles,
 }
 
 impl Ties {
     fn new(links: Option<Links>, options: &RunOptions) -> Self {
         let (world, meter) = (options.group.peers().cloned(), Meter::default());
-        let ties = Self { links, world, meter, data_waits: Vec::new() };
+        let ties = Self { links, world, meter, data_waits: Quantiles::default() };
         if let Some(world) = &ties.world {
             ties.meter.attach(world, options.timeline.clone());
         }
@@ -239,7 +240,7 @@ struct Run<'r> {
     record: Record,
     begin: Instant,
     /// Milliseconds of every step.
-    times: Vec<f64>,
+    times: Quantiles,
     log: Log,
     watch: Watch,
     /// The loss since the last row of the history.
@@ -307,7 +308,7 @@ impl<'r> Run<'r> {
             ties,
             record,
             begin,
-            times: Vec::with_capacity(job.total_steps.min(1 << 16)),
+            times: Quantiles::default(),
             log: Log::default(),
             watch: Watch { best: None, since: 0 },
             loss_sum: 0.0,
@@ -454,7 +455,7 @@ impl<'r> Run<'r> {
         let loss = self.ties.step(&mut self.trainer)?;
         let milliseconds = start.elapsed().as_secs_f64() * 1e3;
         self.times.push(milliseconds);
-        if self.times.len() == 1
+        if self.times.count() == 1
             && let Some(note) = self.trainer.loader_refusal()
         {
             self.observer.note(&note);
@@ -623,7 +624,7 @@ impl<'r> Run<'r> {
         let Self { job, options, trainer, .. } = self;
         let evaluation = self.last.as_ref();
         let workers = options.group.workers();
-        let step_ms = StepTimes::of(&self.times);
+        let step_ms = StepTimes::from(&self.times);
         let samples_per_s = if step_ms.median > 0.0 { job.batch as f64 / step_ms.median * 1e3 } else { 0.0 };
         let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
         metrics.extend(evaluation.map(|evaluation| ("eval_loss".into(), evaluation.loss)));

@@ -2,13 +2,14 @@
 
 use crate::error::Error;
 use crate::machine::peak_rss_bytes;
+use crate::quantiles::Quantiles;
 use crate::report::{Communication, RankTimes};
 use crate::timeline::{COMMUNICATION, Timeline};
 use crate::trainer::Trainer;
 use kolo_comm::communicator::CallSpan;
 use kolo_comm::{Communicator, Fault, Reduction};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub struct Meter {
     busy_ns: Arc<AtomicU64>,
-    steps: Vec<Times>,
+    times: Times,
     /// Bytes sent until the last step began and until it ended, by axis.
     sent: [BTreeMap<String, u64>; 2],
     planned_bytes: u64,
@@ -24,14 +25,15 @@ pub struct Meter {
     device_transport: Option<&'static str>,
 }
 
-#[derive(Clone, Debug)]
+/// Of all steps.
+#[derive(Debug, Default)]
 struct Times {
-    compute_ms: f64,
-    busy_ms: f64,
-    exposed_ms: f64,
+    compute_ms: Quantiles,
+    busy_ms: Quantiles,
+    exposed_ms: Quantiles,
     /// The parts of `exposed_ms`, by axis.
-    waited_ms: BTreeMap<String, f64>,
-    data_wait_ms: f64,
+    waited_ms: BTreeMap<String, Quantiles>,
+    data_wait_ms: Quantiles,
 }
 
 /// What a rank tells the others of its axes.
@@ -71,35 +73,36 @@ impl Meter {
 
     /// One step is over, for which compute waited so long for others along each axis, and so long for its samples.
     pub fn step(&mut self, step_ms: f64, waited_ns: &BTreeMap<String, u64>, data_wait_ns: u64) {
-        let waited_ms: BTreeMap<String, f64> =
-            waited_ns.iter().map(|(axis, ns)| (axis.clone(), *ns as f64 / 1e6)).collect();
-        let (exposed_ms, data_wait_ms) = (waited_ms.values().sum::<f64>(), data_wait_ns as f64 / 1e6);
-        let busy_ms = self.busy_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;
-        let compute_ms = step_ms - exposed_ms - data_wait_ms;
-        self.steps.push(Times { compute_ms, busy_ms, exposed_ms, waited_ms, data_wait_ms });
+        let (exposed_ms, data_wait_ms) =
+            (waited_ns.values().map(milliseconds).sum::<f64>(), milliseconds(&data_wait_ns));
+        let times = &mut self.times;
+        for axis in waited_ns.keys() {
+            if !times.waited_ms.contains_key(axis) {
+                times.waited_ms.insert(axis.clone(), Quantiles::of_zeros(times.compute_ms.count()));
+            }
+        }
+        for (axis, waited_ms) in &mut times.waited_ms {
+            waited_ms.push(waited_ns.get(axis).map_or(0.0, milliseconds));
+        }
+        times.compute_ms.push(step_ms - exposed_ms - data_wait_ms);
+        times.busy_ms.push(milliseconds(&self.busy_ns.swap(0, Ordering::Relaxed)));
+        times.exposed_ms.push(exposed_ms);
+        times.data_wait_ms.push(data_wait_ms);
     }
 
     /// Waits along each axis.
     fn waited(&self) -> BTreeMap<String, f64> {
-        let axes: BTreeSet<&String> = self.steps.iter().flat_map(|times| times.waited_ms.keys()).collect();
-        let of = |axis: &String| self.median(|times| times.waited_ms.get(axis).copied().unwrap_or(0.0));
-        axes.into_iter().map(|axis| (axis.clone(), of(axis))).collect()
-    }
-
-    fn median(&self, of: impl Fn(&Times) -> f64) -> f64 {
-        let mut values: Vec<f64> = self.steps.iter().skip(usize::from(self.steps.len() > 1)).map(of).collect();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied().unwrap_or(0.0)
+        self.times.waited_ms.iter().map(|(axis, waited_ms)| (axis.clone(), waited_ms.median())).collect()
     }
 
     /// Brings all ranks' times together, and how many samples each could not read. All ranks call it.
     pub fn gather(&self, world: &Communicator, skipped: u64) -> Result<Communication, Error> {
         let rss = peak_rss_bytes().unwrap_or(0);
         let own = [
-            self.median(|times| times.compute_ms),
-            self.median(|times| times.busy_ms),
-            self.median(|times| times.exposed_ms),
-            self.median(|times| times.data_wait_ms),
+            self.times.compute_ms.median(),
+            self.times.busy_ms.median(),
+            self.times.exposed_ms.median(),
+            self.times.data_wait_ms.median(),
             rss as f64,
             skipped as f64,
             self.planned_bytes as f64,
@@ -135,6 +138,10 @@ impl Meter {
             ranks,
         })
     }
+}
+
+fn milliseconds(ns: &u64) -> f64 {
+    *ns as f64 / 1e6
 }
 
 /// Whether any rank was asked to stop: then all do, after the same step.
@@ -206,4 +213,36 @@ pub fn same_weights(world: &Communicator, digest: &str) -> Result<(), Error> {
         "the weights of {} differ from those of rank 0\n  hint: a memory or a processor is faulty, or the workers are not of the same kind",
         differ.join(", ")
     ))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many steps a run makes.
+    #[test]
+    fn a_meter_holds_bounded_memory() {
+        let mut meter = Meter::default();
+        let held = |meter: &Meter| {
+            let Times { compute_ms, busy_ms, exposed_ms, waited_ms, data_wait_ms } = &meter.times;
+            let series = [compute_ms, busy_ms, exposed_ms, data_wait_ms].into_iter().chain(waited_ms.values());
+            series.map(Quantiles::held_bytes).sum::<usize>()
+        };
+        let mut step = |meter: &mut Meter, at: u64| {
+            let mut waited = BTreeMap::from([("data".to_string(), 1_000_000 + at % 3)]);
+            if at >= 6000 {
+                waited.insert("tensor".into(), 2_000_000);
+            }
+            meter.step(10.0, &waited, 500_000);
+        };
+        (0..10_000).for_each(|at| step(&mut meter, at));
+        let before = held(&meter);
+        (10_000..20_000).for_each(|at| step(&mut meter, at));
+        assert_eq!((held(&meter), before <= 6 * (32 << 10)), (before, true));
+        let waited = meter.waited();
+        assert!((waited["data"] - 1.0).abs() < 1e-5, "{waited:?}");
+        // Steps without an axis did not wait along it.
+        assert_eq!((waited["tensor"], meter.times.exposed_ms.count()), (2.0, 20_000));
+        assert!((meter.times.compute_ms.median() - 6.5).abs() < 1e-5 && meter.times.data_wait_ms.median() == 0.5);
+    }
 }

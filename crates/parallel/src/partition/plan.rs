@@ -12,7 +12,7 @@ use kolo_graph::{Graph, Node, NodeId, Placement, Split, Stage, Type, ValueId, Wo
 use kolo_ops::cast::Cast;
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::embedding::Embedding;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -162,6 +162,27 @@ fn splits_of(node: &Node, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
     splits
 }
 
+/// Where parameters are to be found.
+struct Params<'g> {
+    by_name: HashMap<&'g str, ValueId>,
+    /// In their order.
+    by_scope: HashMap<&'g str, Vec<ValueId>>,
+    /// Those that stay whole.
+    whole: HashSet<&'g str>,
+}
+
+impl<'g> Params<'g> {
+    fn new(graph: &'g Graph, rules: &'g Rules) -> Self {
+        let mut params = Self { by_name: HashMap::new(), by_scope: HashMap::new(), whole: HashSet::new() };
+        for (id, op) in graph.params() {
+            params.by_name.entry(&op.name).or_insert(id);
+            params.by_scope.entry(&graph.maker(id).scope).or_default().push(id);
+        }
+        params.whole.extend(rules.whole.iter().map(String::as_str));
+        params
+    }
+}
+
 struct Pass<'g> {
     graph: &'g Graph,
     slices: usize,
@@ -171,6 +192,7 @@ struct Pass<'g> {
     shardings: Vec<Option<Sharding>>,
     choices: Vec<Choice>,
     readers: Vec<Vec<NodeId>>,
+    params: Params<'g>,
     /// Arrangements that would fit those who read a node's outputs.
     wanted: Vec<(NodeId, Arrangement)>,
 }
@@ -178,8 +200,8 @@ struct Pass<'g> {
 impl<'g> Pass<'g> {
     fn new(graph: &'g Graph, slices: usize, rules: &'g Rules, arranged: &'g HashMap<NodeId, Arrangement>) -> Self {
         let shardings = vec![Some(Sharding::Replicated); graph.values.len()];
-        let readers = graph.readers();
-        Self { graph, slices, rules, arranged, shardings, choices: Vec::new(), readers, wanted: Vec::new() }
+        let (readers, params) = (graph.readers(), Params::new(graph, rules));
+        Self { graph, slices, rules, arranged, shardings, choices: Vec::new(), readers, params, wanted: Vec::new() }
     }
 
     /// Nothing is split.
@@ -233,7 +255,7 @@ impl<'g> Pass<'g> {
         let slot = node.outputs[0];
         let known = match self.rules.fixed.get(name) {
             Some(sharding) => Some(sharding.clone()),
-            None if self.rules.by_tokens || self.rules.whole.contains(name) => Some(Sharding::Replicated),
+            None if self.rules.by_tokens || self.params.whole.contains(name.as_str()) => Some(Sharding::Replicated),
             // A statistic lies as the parameters of its layer do.
             None if !is_param => self.neighbour(node),
             None => None,
@@ -269,13 +291,10 @@ impl<'g> Pass<'g> {
             return None;
         }
         let ty = self.graph.ty(node.outputs[0]);
-        let mut params = self.graph.nodes[..self.choices.len()].iter().filter(|other| other.op.is::<Param>());
-        let same = params.find(|other| {
-            other.scope == node.scope
-                && self.graph.ty(other.outputs[0]) == ty
-                && self.cut_of(other.outputs[0]).is_some()
-        })?;
-        self.get(same.outputs[0]).cloned()
+        let before = |id: &&ValueId| (self.graph.value(**id).node.0 as usize) < self.choices.len();
+        let mut params = self.params.by_scope.get(&*node.scope)?.iter().take_while(before);
+        let same = params.find(|other| self.graph.ty(**other) == ty && self.cut_of(**other).is_some())?;
+        self.get(*same).cloned()
     }
 
     fn choose(&mut self, id: NodeId, node: &Node) -> Choice {
@@ -490,8 +509,7 @@ impl<'g> Pass<'g> {
     }
 
     fn sharding_of_param(&self, name: &str) -> Option<Sharding> {
-        let (id, _) = self.graph.params().find(|(_, op)| op.name == name)?;
-        self.get(id).cloned()
+        self.get(*self.params.by_name.get(name)?).cloned()
     }
 
     /// How the weight lies whose gradient a node makes, and nothing else.

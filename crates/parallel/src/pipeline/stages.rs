@@ -6,7 +6,7 @@
 use crate::strategy::Refusal;
 use kolo_graph::graph::Phase;
 use kolo_graph::sources::{GrainSum, Input, Param, State};
-use kolo_graph::{Graph, Node, NodeId, Stage, ValueId};
+use kolo_graph::{Graph, Node, NodeId, Stage, ValueId, steps};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -53,17 +53,20 @@ fn layers(graph: &Graph) -> Vec<Layer> {
     let last: HashMap<&str, usize> =
         nodes.iter().enumerate().map(|(at, node)| (root(&node.scope, &names), at)).collect();
     let mut layers: Vec<Layer> = Vec::new();
+    // The layer that each scope was last in.
+    let mut known: HashMap<&str, usize> = HashMap::new();
     let mut until = 0;
     for (at, node) in nodes.iter().enumerate() {
         let named = !node.scope.is_empty();
-        let known = layers.iter().any(|layer| layer.scopes.contains(&node.scope));
-        if layers.is_empty() || named && at > until && !known {
+        steps::count(1);
+        if layers.is_empty() || named && at > until && !known.contains_key(&*node.scope) {
             layers.push(Layer { scopes: Vec::new(), cost: 0.0 });
         }
+        let number = layers.len();
         let Some(layer) = layers.last_mut() else { continue };
         if named {
             until = until.max(last[root(&node.scope, &names)]);
-            if !layer.scopes.contains(&node.scope) {
+            if known.insert(&node.scope, number) != Some(number) {
                 layer.scopes.push(node.scope.clone());
             }
         }
@@ -188,8 +191,9 @@ impl Stages {
         let layer = self.layers.get(scope).copied();
         // The layer of a parameter that only its gradient's sum has.
         let of_param = || {
-            let weight = |name: &&String| name.strip_prefix(scope).is_some_and(|rest| rest.starts_with('.'));
-            self.params.keys().find(weight).map(|name| self.params[name])
+            let inside = format!("{scope}.");
+            let (name, stage) = self.params.range(inside.clone()..).next()?;
+            name.starts_with(&inside).then_some(*stage)
         };
         if scope.is_empty() { None } else { layer.or_else(of_param) }
     }

@@ -9,7 +9,7 @@ use kolo_graph::layout::shown_by;
 use kolo_graph::piece::Join;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::{Full, GrainSum, Param, State};
-use kolo_graph::{Graph, Node, Stage, ValueId};
+use kolo_graph::{Graph, Node, NodeId, Stage, ValueId};
 use kolo_ops::concat::Concat;
 use kolo_ops::optim::RunSquares;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,23 @@ use std::sync::Arc;
 
 /// Where a value is right: everywhere, or at one rank only.
 type ValidAt = Option<usize>;
+
+/// A node reads values of two owners.
+#[derive(Debug, PartialEq, Eq)]
+struct Conflict;
+
+/// The order of a graph's nodes.
+struct Order {
+    phases: Vec<Phase>,
+    readers: Vec<Vec<NodeId>>,
+}
+
+impl Order {
+    /// Whether what a node makes may be right at one rank only. Pieces of several owners are joined after they were gathered.
+    fn has_place(&self, graph: &Graph, id: NodeId) -> bool {
+        self.phases[id.0 as usize] == Phase::After && !graph.node(id).op.is::<Join>()
+    }
+}
 
 pub(super) fn owners(units: &[&Unit]) -> Vec<usize> {
     units.iter().map(|unit| unit.owner).collect()
@@ -52,12 +69,7 @@ impl<'g> ShardPlan<'g> {
         let owners = units.iter().map(|unit| (unit.sum, unit.owner)).collect();
         let (rank, ranks, places, gathered) = (mesh.coordinate(DATA), mesh.size(DATA), Vec::new(), BTreeSet::new());
         let mut plan = Self { graph, units, rank, ranks, owners, shares, places, gathered };
-        // Each round gathers the numbers that the first conflict needs; a graph has few.
-        while let Some(conflict) = plan.propagate().or_else(|| plan.output_elsewhere()) {
-            let before = plan.gathered.len();
-            plan.need_everywhere(conflict);
-            assert!(plan.gathered.len() > before, "an update of several owners' tensors cannot be sharded");
-        }
+        plan.propagate();
         plan
     }
 
@@ -106,35 +118,67 @@ impl<'g> ShardPlan<'g> {
         units
     }
 
-    /// Gives every value its place; a node that reads values of two owners, if there is one.
-    fn propagate(&mut self) -> Option<&'g Node> {
+    /// Gives every value its place. Where a node reads values of two owners, the numbers that it needs are gathered.
+    fn propagate(&mut self) {
         self.places = vec![None; self.graph.values.len()];
         for unit in self.units.iter().filter(|_| self.shares) {
             self.places[unit.param.0 as usize] = Some(unit.owner);
         }
         let graph = self.graph;
-        for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
-            // Pieces of several owners are joined after they were gathered.
-            if phase != Phase::After || node.op.is::<Join>() {
-                continue;
-            }
-            let mut place = self.owners.get(&node.outputs[0]).copied();
-            for input in &node.inputs {
-                let other = self.places[input.0 as usize];
-                if place.is_some() && other.is_some() && place != other {
-                    return Some(node);
+        let order = Order { phases: graph.phases(), readers: graph.readers() };
+        for id in graph.ids().filter(|id| order.has_place(graph, *id)) {
+            let node = graph.node(id);
+            let place = loop {
+                match self.place_of(node) {
+                    Ok(place) => break place,
+                    Err(Conflict) => self.resolve(node, &order, id),
                 }
-                place = place.or(other);
-            }
-            // What ranks of another axis exchange, all ranks of this one do.
-            if place.is_some() && node.op.collective().is_some() {
-                return Some(node);
-            }
+            };
             for output in &node.outputs {
                 self.places[output.0 as usize] = place.filter(|_| !self.gathered.contains(output));
             }
         }
-        None
+        while let Some(node) = self.output_elsewhere() {
+            self.resolve(node, &order, NodeId(graph.nodes.len() as u32));
+        }
+    }
+
+    /// The place of what a node makes, unless it is gathered.
+    fn place_of(&self, node: &Node) -> Result<ValidAt, Conflict> {
+        let mut place = self.owners.get(&node.outputs[0]).copied();
+        for input in &node.inputs {
+            let other = self.places[input.0 as usize];
+            if place.is_some() && other.is_some() && place != other {
+                return Err(Conflict);
+            }
+            place = place.or(other);
+        }
+        // What ranks of another axis exchange, all ranks of this one do.
+        if place.is_some() && node.op.collective().is_some() { Err(Conflict) } else { Ok(place) }
+    }
+
+    /// Gathers the numbers that a node needs. What nodes before `end` make of them is known everywhere as well, if it follows
+    /// from nothing else; as no value gets an owner that way, the work of all calls together is bounded by the readers of all
+    /// values.
+    fn resolve(&mut self, conflict: &Node, order: &Order, end: NodeId) {
+        let mut known = Vec::new();
+        self.need_everywhere(conflict, &mut known);
+        assert!(!known.is_empty(), "an update of several owners' tensors cannot be sharded");
+        known.iter().for_each(|id| self.places[id.0 as usize] = None);
+        while let Some(id) = known.pop() {
+            let readers = order.readers[id.0 as usize].iter();
+            for reader in readers.filter(|reader| **reader < end && order.has_place(self.graph, **reader)) {
+                let node = self.graph.node(*reader);
+                if self.place_of(node) != Ok(None) {
+                    continue;
+                }
+                for output in &node.outputs {
+                    if self.places[output.0 as usize].take().is_some() {
+                        known.push(*output);
+                    }
+                }
+            }
+        }
     }
 
     /// The node of an output that one rank alone would have.
@@ -144,8 +188,8 @@ impl<'g> ShardPlan<'g> {
     }
 
     /// Makes the numbers among a node's inputs known everywhere: those computed from numbers are recomputed, those computed
-    /// from a tensor are gathered.
-    fn need_everywhere(&mut self, node: &Node) {
+    /// from a tensor are gathered, and added to `found`.
+    fn need_everywhere(&mut self, node: &Node, found: &mut Vec<ValueId>) {
         for input in &node.inputs {
             if self.places[input.0 as usize].is_none() || !self.is_number(*input) {
                 continue;
@@ -154,9 +198,9 @@ impl<'g> ShardPlan<'g> {
             let known = |id: &ValueId| self.places[id.0 as usize].is_none() && self.graph.ty(*id).elements() == 1;
             let numbers = maker.inputs.iter().all(|id| known(id) || self.is_number(*id));
             if !maker.op.is::<RunSquares>() && numbers {
-                self.need_everywhere(maker);
-            } else {
-                self.gathered.insert(*input);
+                self.need_everywhere(maker, found);
+            } else if self.gathered.insert(*input) {
+                found.push(*input);
             }
         }
     }

@@ -13,6 +13,7 @@ use super::{Run, RunOptions};
 use crate::checkpoint::{self, CheckpointDir};
 use crate::error::Error;
 use crate::parts::{self, Choice, Holding, Offer, Part};
+use crate::quantiles::Quantiles;
 use crate::report::GenerationRow;
 use crate::together;
 use crate::trainer::{Evaluation, Trainer};
@@ -58,8 +59,8 @@ struct Carried {
     /// Others have taken over what it held: the job can do without it.
     relieved: bool,
     last: Option<Evaluation>,
-    times: Vec<f64>,
-    data_waits: Vec<f64>,
+    times: Quantiles,
+    data_waits: Quantiles,
     begin: Instant,
 }
 

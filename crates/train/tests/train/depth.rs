@@ -8,8 +8,8 @@ use kolo_graph::{Graph, Init, Type, layout, rewrite, steps, verify};
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::optim::SgdPlain;
 use kolo_ops::prelude::*;
-use kolo_parallel::{Mesh, central, data, servers, zero};
-use kolo_train::step::{UpdateRule, evaluation_graph, optimise, training_graph};
+use kolo_parallel::{Mesh, Purpose, central, data, servers, zero};
+use kolo_train::step::{UpdateRule, evaluation_graph, graph_of, optimise, program_of, training_graph};
 use std::sync::Arc;
 
 /// With twice the depth, twice the steps, and a little for the logarithm.
@@ -129,6 +129,62 @@ fn a_deep_gpt_is_compiled_in_linear_time() {
         steps::of(|| layout::plan(&optimise(evaluation_graph(&*job.model, 2).unwrap()), 1, 1, &CpuAbilities)).1
     };
     assert!(evaluation(32) as f64 <= GROWTH_MAX * evaluation(16) as f64);
+}
+
+/// What a rank of each layout runs, from the job on: training and evaluation.
+#[test]
+fn a_deep_gpt_is_split_in_linear_time() {
+    if !steps::ARE_COUNTED {
+        return;
+    }
+    let layouts = [
+        ("slices = 2", 1),
+        ("tensor = 2\nslices = 2", 2),
+        ("tensor = 2\nslices = 2\nsequence = \"tensor\"", 2),
+        ("pipeline = 2", 2),
+        ("pipeline = 2\nchunks = 2\nschedule = \"interleaved\"", 2),
+        ("zero = 2", 2),
+        ("zero = 3", 2),
+        ("zero = 3\npipeline = 2", 4),
+        ("zero = 1\n[memory]\nrecompute = \"blocks\"", 2),
+    ];
+    for (keys, workers) in layouts {
+        // Rounded activations leave too few places to cut a model in four.
+        let precisions = if keys.contains("chunks") { &["f32"][..] } else { &["f32", "bf16"] };
+        for precision in precisions {
+            let taken = |layers: usize| compiled(layers, keys, precision, workers);
+            let (once, twice) = (taken(24), taken(48));
+            for ((name, before), (_, after)) in once.iter().zip(&twice) {
+                let growth = *after as f64 / (*before).max(1) as f64;
+                assert!(
+                    growth < GROWTH_MAX,
+                    "{keys} in {precision}: {name} takes {before} steps, and {after} for twice"
+                );
+            }
+        }
+    }
+}
+
+/// The steps to compile a GPT of so many layers for the last of these workers.
+fn compiled(layers: usize, keys: &str, precision: &str, workers: usize) -> Passes {
+    let job = job(&format!(
+        "[model]\nkind = \"gpt\"\nlayers = {layers}\nwidth = 8\nheads = 2\ncontext = 4\nvocab = 16\n\
+         [data]\nsource = \"synthetic:tokens\"\nbatch = 8\ngrains = 4\n[train]\nclip = 1.0\nprecision = \"{precision}\"\n\
+         optimizer = {{ kind = \"adamw\" }}\n[parallel]\nbucket_mib = 0.01\n{keys}\n"
+    ));
+    let mesh = job.parallel.mesh(workers, workers - 1).unwrap();
+    let mut all = Passes::new();
+    let purposes = [("training", Purpose::Training), ("evaluation", Purpose::Evaluation { batch: 2 })];
+    for (name, purpose) in purposes {
+        let graph = record(&mut all, name, || graph_of(&job, &job.parallel, purpose, &mesh)).unwrap();
+        record(&mut all, name, || layout::plan(&graph, 1, 1, &CpuAbilities));
+    }
+    let options = Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 };
+    record(&mut all, "program", || {
+        let program = program_of(&job, &job.parallel, &mesh, options).unwrap();
+        kolo_plan::cost(&program)
+    });
+    all
 }
 
 #[test]
