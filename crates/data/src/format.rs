@@ -4,6 +4,7 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::formats;
 use crate::record::{Record, RecordColumn};
+use crate::tokenizer::UsedTokenizer;
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,11 @@ pub trait Reader: Send + Sync + fmt::Debug {
 
     /// Why a column is text where a number might be expected: the first cell that is none, with its file and line.
     fn kind_reason(&self, _column: usize) -> Option<String> {
+        None
+    }
+
+    /// Which tokenizer made the tokens, if they are known to come from one.
+    fn tokenizer(&self) -> Option<UsedTokenizer> {
         None
     }
 
