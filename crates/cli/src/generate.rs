@@ -5,6 +5,7 @@ use crate::load::Kinds;
 use crate::output::{self, print, println};
 use crate::saved::{SavedArgs, Trained};
 use clap::Args;
+use kolo_data::ReadError;
 use kolo_data::tokenizer::Tokenizer;
 use kolo_exec::Executor;
 use kolo_exec::cpu::Cpu;
@@ -42,7 +43,7 @@ pub struct GenerateArgs {
     /// The same seed gives the same text
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// The tokenizer (tokenizer.json), instead of the job's own
+    /// The tokenizer (tokenizer.json), if the run does not have its own
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
     /// Go on after the token that ends a text
@@ -53,12 +54,39 @@ pub struct GenerateArgs {
     pub quiet: bool,
 }
 
-/// The tokenizer that the job was trained with; bytes if it names none.
+/// The tokenizer that the model was trained with: that of the run, unless it says nothing of one.
 fn tokenizer(args: &GenerateArgs, trained: &Trained) -> Result<Tokenizer, Failure> {
-    let named = trained.setting("data.tokenizer").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let path = args.tokenizer.clone().or(named);
-    let open = |path: &Path| Tokenizer::open(path).map_err(kolo_train::Error::from);
-    Ok(path.as_deref().map_or_else(|| Ok(Tokenizer::bytes()), open)?)
+    let used = trained.tokenizer();
+    let failed = kolo_train::Error::from;
+    if let Some(path) = &args.tokenizer {
+        let given = Tokenizer::open(path).map_err(failed)?;
+        let wrong = used.and_then(|used| used.check(&given).err());
+        return wrong.map_or(Ok(given), |error| {
+            let ReadError { message, hint, .. } = error;
+            Err(Failure::usage(format!("--tokenizer {}: {message}", path.display()), &format!("leave it out: {hint}")))
+        });
+    }
+    if let Some(used) = used {
+        return Ok(used.open().map_err(failed)?);
+    }
+    let named = trained.setting("data.tokenizer").filter(|path| !path.is_empty());
+    Ok(named.map_or_else(|| Ok(Tokenizer::bytes()), |path| Tokenizer::open(Path::new(&path))).map_err(failed)?)
+}
+
+/// Refuses a tokenizer that cannot be the model's.
+fn check_vocabulary(tokenizer: &Tokenizer, vocab: usize, is_known: bool) -> Result<(), Failure> {
+    let hint = "name the one that the model was trained with by --tokenizer, or give --prompt-tokens";
+    if tokenizer.vocab() > vocab {
+        let message = format!("the tokenizer has {} tokens, and the model {vocab}", tokenizer.vocab());
+        return Err(Failure::usage(message, hint));
+    }
+    match tokenizer.is_bytes() && !is_known && vocab > tokenizer.vocab() {
+        true => Err(Failure::usage(
+            format!("the model has {vocab} tokens, and the run does not say which tokenizer made them"),
+            hint,
+        )),
+        false => Ok(()),
+    }
 }
 
 fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
@@ -83,16 +111,13 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failur
 
 pub fn generate(kinds: &Kinds, args: &GenerateArgs) -> Result<(), Failure> {
     let trained = Trained::open(&args.saved)?;
-    let tokenizer = tokenizer(args, &trained)?;
+    let with_tokens = !args.prompt_tokens.is_empty();
+    let tokenizer = if with_tokens { Tokenizer::bytes() } else { tokenizer(args, &trained)? };
     let tokens = prompt(args, &tokenizer)?;
     let executor: Arc<dyn Executor> = Arc::new(Cpu);
     let mut generator = Generator::new(trained.model(kinds)?, &executor, args.saved.threads()?)?;
-    let with_tokens = !args.prompt_tokens.is_empty();
-    if !with_tokens && tokenizer.vocab() > generator.vocab() {
-        let message =
-            format!("the tokenizer has {} tokens, but the model has {}", tokenizer.vocab(), generator.vocab());
-        let hint = "pass the tokenizer that the model was trained with (--tokenizer), or use --prompt-tokens";
-        return Err(Failure::usage(message, hint));
+    if !with_tokens {
+        check_vocabulary(&tokenizer, generator.vocab(), trained.tokenizer().is_some())?;
     }
     trained.fill(generator.store_mut(), Entry::is_param)?;
     let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;

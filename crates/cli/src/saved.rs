@@ -5,6 +5,7 @@ use crate::load::{self, Kinds};
 use crate::output::print_error;
 use clap::Args;
 use kolo_ckpt::{RealDisk, TensorSource};
+use kolo_data::tokenizer::UsedTokenizer;
 use kolo_data::{Field, Source};
 use kolo_exec::Store;
 use kolo_exec::store::Entry;
@@ -88,11 +89,21 @@ impl Trained {
         kinds.read(&self.root)
     }
 
+    /// How training saw its files, if it had any.
+    fn preprocessing(&self) -> Option<&str> {
+        let header = self.source.checkpoint().map(kolo_ckpt::Checkpoint::header);
+        header.and_then(|header| header.model.get("preprocessing")?.as_str())
+    }
+
+    /// Which tokenizer made the tokens of the training, if the run says so.
+    pub fn tokenizer(&self) -> Option<UsedTokenizer> {
+        kolo_data::tokenizer_used(self.preprocessing()?)
+    }
+
     /// New files, seen as training saw its own. The data of the training need not be there. If it had no files, these must
     /// hold what the model takes.
     pub fn inputs(&self, path: &str, wanted: &[Field]) -> Result<Box<dyn Source>, Failure> {
-        let header = self.source.checkpoint().map(kolo_ckpt::Checkpoint::header);
-        let Some(preprocessing) = header.and_then(|header| header.model.get("preprocessing")?.as_str()) else {
+        let Some(preprocessing) = self.preprocessing() else {
             let [field] = wanted else {
                 let message = "the run was not trained on files, and its model takes several inputs";
                 return Err(Failure::usage(message, "leave the files out to predict its held-out samples"));

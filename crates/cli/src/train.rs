@@ -413,7 +413,10 @@ pub fn conclude(
             println!("  files       {}", out.path.display());
         }
     }
-    Ok(())
+    match report.unwritten {
+        Some(message) => Err(Failure::job(message, "free some space there, or choose another --out directory")),
+        None => Ok(()),
+    }
 }
 
 /// Writes the report where it was asked for, and into the run's directory.

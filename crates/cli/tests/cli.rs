@@ -823,6 +823,7 @@ fn text_becomes_a_tokenizer_a_token_file_and_a_model() {
     let report = train(dir.path(), &example("text"), &args);
     let loss = report["loss"].as_f64().expect("a loss");
     assert!(loss < 5.5, "{loss}, where all of 320 tokens alike would give 5.77");
+    continues_with_its_own_tokenizer(dir.path(), &smaller);
     // Bytes need no tokenizer; errors name file and place, and leave what was there.
     let bytes = stdout_of(dir.path(), &["data", "tokens", "apply", "--out", "bytes.bin", "*.txt", "--quiet"]);
     assert_eq!((bytes.as_str(), json_at(&at("bytes.bin.json"))["vocab"].as_u64()), ("", Some(256)));
@@ -832,6 +833,43 @@ fn text_becomes_a_tokenizer_a_token_file_and_a_model() {
     assert_eq!(output.status.code(), Some(1));
     assert!(error.starts_with("error: broken.txt: byte 4: this is not UTF-8 text\n  hint: "), "{error}");
     assert_eq!(json_at(&at("bytes.bin.json"))["count"].as_u64(), Some(small_text().len() as u64));
+}
+
+/// A run keeps its tokenizer, whether its data are tokens or text; another one is refused.
+fn continues_with_its_own_tokenizer(dir: &Path, smaller: &[&str]) {
+    let elsewhere = tempdir();
+    let sets: Vec<&str> = smaller.iter().flat_map(|change| ["--set", change]).collect();
+    let text = ["--set", "data.source=stories.txt", "--set", "data.tokenizer=tok.json"];
+    let generate = |dir: &Path, run: &str, more: &[&str]| {
+        let words = ["generate", run, "--prompt", "The old", "--tokens", "12", "--quiet"];
+        run_in(dir, &[&words[..], more].concat())
+    };
+    let said = |output: std::process::Output| {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let job = example("text");
+    stdout_of(
+        dir,
+        &[&["data", "tokens", "train", "--vocab", "300", "--out", "other.json", "stories.txt"][..]].concat(),
+    );
+    for (run, more) in [("of-tokens", &[][..]), ("of-text", &text)] {
+        stdout_of(dir, &[&["train", &job, "--out", run, "--quiet"], &sets[..], more].concat());
+        let expected = said(generate(dir, run, &["--tokenizer", "tok.json"]));
+        assert_eq!(said(generate(dir, run, &[])), expected, "{run}");
+        let whole = dir.join(run).display().to_string();
+        assert_eq!(said(generate(elsewhere.path(), &whole, &[])), expected, "{run}");
+        let refused = generate(dir, run, &["--tokenizer", "other.json"]);
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{error}");
+        assert!(error.contains("it is not the tokenizer that the model was trained with"), "{error}");
+        // Text that is new to it becomes the same tokens; others are refused.
+        std::fs::copy(dir.join("stories.txt"), elsewhere.path().join("new.txt")).expect("a copy");
+        stdout_of(elsewhere.path(), &["predict", &whole, "new.txt", "--out", run, "--quiet"]);
+        let lines = std::fs::read_to_string(elsewhere.path().join(run)).expect("predictions").lines().count();
+        let bytes = small_text().len() / 16;
+        assert!(lines > 10 && lines < bytes, "{lines} windows, where bytes would give {bytes}");
+    }
 }
 
 /// Rerun, two workers on one GPU, the optimizer in the host's memory, and everything computed again: one digest.

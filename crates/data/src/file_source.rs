@@ -23,7 +23,7 @@ mod tests;
 pub(crate) use assembly::luminance;
 pub(crate) use open::open;
 pub use plain::open_for_field;
-pub use saved::open_for_prediction;
+pub use saved::{open_for_prediction, tokenizer_used};
 pub(crate) use streamed::StreamedRecords;
 #[cfg(test)]
 pub(crate) use streamed::opened_stream;

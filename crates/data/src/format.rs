@@ -4,6 +4,7 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::formats;
 use crate::record::{Record, RecordColumn};
+use crate::tokenizer::UsedTokenizer;
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,11 @@ pub trait Reader: Send + Sync + fmt::Debug {
     /// the data. Of very many, some that are spread evenly.
     fn files(&self) -> Vec<PathBuf> {
         Vec::new()
+    }
+
+    /// Which tokenizer made the tokens, if they are known to come from one.
+    fn tokenizer(&self) -> Option<UsedTokenizer> {
+        None
     }
 
     /// What tells these data from others, beside names, sizes and contents of the files: by default nothing.

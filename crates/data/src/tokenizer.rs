@@ -14,8 +14,9 @@ pub use pieces::TextPieces;
 
 use crate::arrays::Element;
 use crate::error::ReadError;
+use serde::{Deserialize, Serialize};
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Of a file with a tokenizer.
@@ -32,6 +33,69 @@ pub struct Tokenizer {
     vocab: usize,
     end_of_text: Option<u32>,
     digest: String,
+}
+
+/// Which tokenizer made the tokens of some data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsedTokenizer {
+    /// Its file, as the job or the description of a token file names it; empty if bytes are the tokens.
+    pub path: String,
+    pub digest: String,
+    pub vocab: usize,
+    /// What the file holds, if it could be read and is not too large.
+    pub json: Option<String>,
+}
+
+/// Of a tokenizer that is kept with what was trained: larger ones are found by their path.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+
+impl UsedTokenizer {
+    /// The tokenizer of this file, if it is the one with this digest.
+    pub(crate) fn at(path: &str, digest: &str, vocab: usize, beside: &Path) -> Self {
+        let found = [PathBuf::from(path), beside.with_file_name(path)].into_iter().find_map(|place| {
+            let json = std::fs::read_to_string(&place).ok().filter(|json| json.len() <= KEPT_BYTES_MAX)?;
+            (digest_of(json.as_bytes()) == digest).then_some(json)
+        });
+        Self { path: path.into(), digest: digest.into(), vocab, json: found }
+    }
+
+    pub fn is_bytes(&self) -> bool {
+        self.path.is_empty()
+    }
+
+    /// The tokenizer itself: what was kept, or else its file, if that is still the same.
+    pub fn open(&self) -> Result<Tokenizer, ReadError> {
+        if self.is_bytes() {
+            return Ok(Tokenizer::bytes());
+        }
+        let path = Path::new(&self.path);
+        if let Some(json) = &self.json {
+            return Tokenizer::from_json(json.as_bytes()).map_err(|error| error.in_file(path));
+        }
+        let tokenizer = Tokenizer::open(path)?;
+        self.check(&tokenizer).map_err(|error| error.in_file(path))?;
+        Ok(tokenizer)
+    }
+
+    /// Whether this is the one.
+    pub fn check(&self, tokenizer: &Tokenizer) -> Result<(), ReadError> {
+        if self.digest.is_empty() || self.digest == tokenizer.digest {
+            return Ok(());
+        }
+        let message = "it is not the tokenizer that the model was trained with";
+        let name = if self.is_bytes() { "bytes are its tokens".into() } else { format!("that was {:?}", self.path) };
+        Err(ReadError::new(message, format!("{name}, with the digest {}", self.digest)))
+    }
+}
+
+#[cfg(feature = "tokenizers")]
+fn digest_of(bytes: &[u8]) -> String {
+    format!("blake3:{}", blake3::hash(bytes).to_hex())
+}
+
+#[cfg(not(feature = "tokenizers"))]
+fn digest_of(_bytes: &[u8]) -> String {
+    String::new()
 }
 
 #[derive(Debug)]
@@ -75,7 +139,7 @@ impl Tokenizer {
             return Err(ReadError::new("the tokenizer has no tokens, or too many", hint));
         };
         let end_of_text = library.token_to_id(END_OF_TEXT);
-        let digest = format!("blake3:{}", blake3::hash(bytes).to_hex());
+        let digest = digest_of(bytes);
         let kind = Arc::new(TokenizerKind::Library(Box::new(library)));
         Ok(Self { kind, vocab: highest as usize + 1, end_of_text, digest })
     }

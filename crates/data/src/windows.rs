@@ -9,6 +9,7 @@ use crate::files::Contents;
 use crate::format::{OpenError, OpenedFiles, Reader};
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn, RecordKind};
+use crate::tokenizer::UsedTokenizer;
 use kolo_graph::settings::{SIZE_MAX, Settings};
 
 /// Tokens of a window, unless `data.context` says otherwise.
@@ -91,10 +92,16 @@ pub(crate) struct Windows {
     vocab: usize,
     /// Says which tokenizer made the tokens.
     made_by: String,
+    tokenizer: Option<UsedTokenizer>,
 }
 
 impl Windows {
-    pub fn open(files: Vec<Tokens>, shape: WindowShape, vocab: usize, made_by: String) -> OpenedFiles {
+    pub fn open(
+        files: Vec<Tokens>,
+        shape: WindowShape,
+        vocab: usize,
+        (made_by, tokenizer): (String, Option<UsedTokenizer>),
+    ) -> OpenedFiles {
         let kind = RecordKind::Int { shape: vec![shape.context], classes: Some(vocab) };
         let columns = ["x", "y"].map(|name| RecordColumn { name: name.into(), kind: kind.clone() }).into();
         let most = files.iter().max_by_key(|file| file.count).cloned();
@@ -109,7 +116,7 @@ impl Windows {
                 let path = longest.file.contents().path();
                 Err(ReadError::new(message, "lower `data.context`, or give more text").in_file(path).into())
             }
-            _ => Ok(Box::new(Self { columns, parts, shape, vocab, made_by })),
+            _ => Ok(Box::new(Self { columns, parts, shape, vocab, made_by, tokenizer })),
         }
     }
 
@@ -147,6 +154,10 @@ impl Reader for Windows {
         })?
     }
 
+    fn tokenizer(&self) -> Option<UsedTokenizer> {
+        self.tokenizer.clone()
+    }
+
     fn fingerprint(&self) -> String {
         self.made_by.clone()
     }
@@ -169,7 +180,7 @@ mod tests {
             let contents = DataFile::at(&path).unwrap().contents(&Settings::new("data", "job.toml:1")).unwrap();
             let tokens = Tokens::new(contents, 0, Element::U16).unwrap();
             let shape = WindowShape { context, stride: context };
-            let reader = Windows::open(vec![tokens], shape, 50_000, String::new()).unwrap();
+            let reader = Windows::open(vec![tokens], shape, 50_000, (String::new(), None)).unwrap();
             for (name, factor) in [("in order", 1), ("scattered", 7919)] {
                 let (start, mut record) = (std::time::Instant::now(), Record::new());
                 (0..reader.len()).for_each(|at| reader.read(at * factor % reader.len(), &mut record).unwrap());

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutDir {
     pub path: PathBuf,
-    /// The user asked for it: a file that cannot be written ends the run. Otherwise the run goes on without.
+    /// The user asked for it: a file that cannot be written at the start ends the run, and one that cannot be written later
+    /// makes the command fail at its end. Otherwise the run goes on without.
     pub required: bool,
     /// Files of an earlier run that this one replaces. They go when it has begun, not before: a job that does not fit loses nothing.
     pub stale: Vec<PathBuf>,
@@ -26,6 +27,8 @@ impl OutDir {
 pub struct Record {
     files: Option<Files>,
     required: bool,
+    /// What could not be written of what the user asked for.
+    unwritten: Option<String>,
 }
 
 #[derive(Debug)]
@@ -36,26 +39,33 @@ struct Files {
 }
 
 impl Record {
+    fn none() -> Self {
+        Self { files: None, required: false, unwritten: None }
+    }
+
     /// Opens the files; of a run that goes on after so many steps, those that are there. What went wrong with files that
     /// nobody asked for is told to `note`.
     pub fn create(out: Option<&OutDir>, resumed: Option<usize>, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
-        let Some(OutDir { path, required, stale }) = out else { return Ok(Self { files: None, required: false }) };
-        let mut record = Self { files: None, required: *required };
+        let Some(OutDir { path, required, stale }) = out else { return Ok(Self::none()) };
+        let mut record = Self { required: *required, ..Self::none() };
         let remove = |path: &PathBuf| {
             let is_dir = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir());
             let removed = if is_dir { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
             removed.map_err(|error| write_error(path, &error))
         };
         stale.iter().try_for_each(remove)?;
-        let outcome = Files::create(path, resumed).map(|files| record.files = Some(files));
-        record.settle(outcome, note)?;
+        match Files::create(path, resumed) {
+            Ok(files) => record.files = Some(files),
+            Err(error) if *required => return Err(error),
+            Err(error) => record.settle(Err(error), note)?,
+        }
         Ok(record)
     }
 
     /// Takes up the files of a run that another process has written so far; rows of `step` and later are written anew.
     pub fn reopen(out: Option<&OutDir>, step: u64, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
-        let Some(OutDir { path, required, .. }) = out else { return Ok(Self { files: None, required: false }) };
-        let mut record = Self { files: None, required: *required };
+        let Some(OutDir { path, required, .. }) = out else { return Ok(Self::none()) };
+        let mut record = Self { required: *required, ..Self::none() };
         let outcome = Files::reopen(path, step).map(|files| record.files = Some(files));
         record.settle(outcome, note)?;
         Ok(record)
@@ -73,11 +83,25 @@ impl Record {
         self.settle(outcome, note)
     }
 
+    /// What was asked for and could not be written, since a disk was full or gone.
+    pub fn unwritten(&self) -> Option<&str> {
+        self.unwritten.as_deref()
+    }
+
+    /// Remembers what an earlier record of the same run could not write.
+    pub fn after(self, earlier: &Self) -> Self {
+        Self { unwritten: earlier.unwritten.clone().or(self.unwritten), ..self }
+    }
+
+    /// Training goes on without the files: what it learns is worth more than its rows.
     fn settle(&mut self, outcome: Result<(), Error>, note: &mut dyn FnMut(&str)) -> Result<(), Error> {
         match outcome {
-            Err(Error::Write { path, message }) if !self.required => {
+            Err(Error::Write { path, message }) => {
                 self.files = None;
                 note(&format!("note: {path}: {message}; this run's metrics are not saved from here on"));
+                if self.required {
+                    self.unwritten.get_or_insert(format!("{path}: {message}"));
+                }
                 Ok(())
             }
             outcome => outcome,
@@ -112,12 +136,20 @@ impl Files {
 
     fn write(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) -> Result<(), Error> {
         let written = self.metrics.write(step as u64, epoch as u64, values);
-        written.map_err(|error| write_error(&self.dir.join("metrics.jsonl"), &error))?;
+        let metrics = self.dir.join("metrics.jsonl");
+        written.map_err(|error| row_error(&metrics, step, &error))?;
         let events = &mut self.events;
         let mut written = values.iter().try_for_each(|(tag, value)| events.scalar(tag, step as u64, *value as f32));
         written = written.and_then(|()| events.flush());
-        written.map_err(|error| write_error(events.path(), &error))
+        written.map_err(|error| row_error(events.path(), step, &error))
     }
+}
+
+/// With the bytes that the file has, whole rows or not.
+fn row_error(path: &Path, step: usize, error: &std::io::Error) -> Error {
+    let bytes = path.metadata().map_or(0, |there| there.len());
+    let message = format!("cannot write the row of step {step} after {bytes} bytes: {error}");
+    Error::Write { path: path.display().to_string(), message }
 }
 
 fn write_error(path: &Path, error: &std::io::Error) -> Error {

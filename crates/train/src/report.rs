@@ -250,6 +250,9 @@ pub struct Report {
     pub history: Vec<EpochRow>,
     /// With parameter servers only.
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// What the run was to leave on disk and could not; the command fails then.
+    #[serde(skip)]
+    pub unwritten: Option<String>,
     pub asynchronous: Option<Roles>,
     /// Of an elastic job only: each group of workers it had.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -602,7 +602,11 @@ impl<'r> Run<'r> {
         let outcome = saver.take_outcome();
         outcome.saved.iter().for_each(|path| self.observer.saved(path));
         match outcome.failed.last() {
-            Some(message) if self.must_save => Err(Error::checkpoint(message)),
+            Some(message) if self.must_save => {
+                // Whatever else could not be written has not been told yet.
+                let rows = self.record.unwritten().map_or(String::new(), |rows| format!("{rows}; "));
+                Err(Error::checkpoint(&format!("{rows}{message}")))
+            }
             _ => {
                 outcome.failed.iter().for_each(|message| self.observer.note(&format!("note: {message}")));
                 Ok(())
@@ -671,6 +675,7 @@ impl<'r> Run<'r> {
             history: Vec::new(),
             generations: Vec::new(),
             communication: None,
+            unwritten: self.record.unwritten().map(String::from),
             asynchronous: options.group.roles(),
         })
     }

@@ -6,31 +6,44 @@ pub mod kills;
 
 use super::{End, Job, KOLO, SOON, host, signal};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Enough for kills in every phase; short, as each seed is a whole run.
-const EPOCHS: &str = "train.epochs=10";
+const EPOCHS: u32 = 10;
+/// Enough for a worker to start and join.
+const EPOCHS_WITH_A_JOIN: u32 = 60;
 
 fn example() -> String {
     format!("{}/../../examples/playground.toml", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What an undisturbed run comes to: its weights, and its metrics but for times.
-fn undisturbed() -> &'static (String, Vec<Value>) {
-    static RESULT: OnceLock<(String, Vec<Value>)> = OnceLock::new();
-    RESULT.get_or_init(|| {
+/// What a run comes to: its weights, and its metrics but for times.
+type Results = (String, Vec<Value>);
+
+/// What an undisturbed run of so many epochs comes to.
+fn undisturbed(epochs: u32) -> Arc<Results> {
+    static RESULTS: Mutex<BTreeMap<u32, Arc<Results>>> = Mutex::new(BTreeMap::new());
+    let run = || {
         let folder = tempfile::tempdir().unwrap();
-        let words = ["train", &example(), "--set", EPOCHS, "--set", "train.log_every=7", "--quiet", "--out", "out"];
+        let length = format!("train.epochs={epochs}");
+        let words = ["train", &example(), "--set", &length, "--set", "train.log_every=7", "--quiet", "--out", "out"];
         let output = Command::new(KOLO).args(words).current_dir(folder.path()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        results(&folder.path().join("out"))
-    })
+        Arc::new(results(&folder.path().join("out")))
+    };
+    Arc::clone(RESULTS.lock().unwrap().entry(epochs).or_insert_with(run))
 }
 
-fn results(out: &Path) -> (String, Vec<Value>) {
+/// The number of the last step of a short run.
+fn last_step() -> u64 {
+    undisturbed(EPOCHS).1.last().and_then(|row| row["step"].as_u64()).expect("rows")
+}
+
+fn results(out: &Path) -> Results {
     let report: Value = serde_json::from_str(&std::fs::read_to_string(out.join("report.json")).unwrap()).unwrap();
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     let timeless = |line: &str| {
@@ -48,10 +61,10 @@ struct Outcome {
 }
 
 /// Runs a job to its end and harms it meanwhile; it must come to the same as an undisturbed one.
-fn survive(options: &[&str], about: String, harm: impl FnOnce(&mut Job)) -> Outcome {
-    let job = example();
+fn survive(epochs: u32, options: &[&str], about: String, harm: impl FnOnce(&mut Job)) -> Outcome {
+    let (job, length) = (example(), format!("train.epochs={epochs}"));
     let mut words = vec!["train", &job, "--elastic", "--threads", "1", "--out", "out"];
-    words.extend(["--set", EPOCHS, "--set", "train.log_every=7"]);
+    words.extend(["--set", &length, "--set", "train.log_every=7"]);
     words.extend(options);
     let mut job = Job::start(Path::new(KOLO), &words, about);
     let folder = job.folder.path().to_path_buf();
@@ -72,7 +85,7 @@ fn survive(options: &[&str], about: String, harm: impl FnOnce(&mut Job)) -> Outc
     });
     assert_eq!(end.code, Some(0), "{}", end.about);
     let Some(((weights, metrics), report)) = kept else { panic!("no report, {}", end.about) };
-    let (expected, rows) = undisturbed();
+    let (expected, rows) = &*undisturbed(epochs);
     assert_eq!(weights, *expected, "other weights, {}", end.about);
     for (row, wanted) in metrics.iter().zip(rows) {
         assert_eq!(row, wanted, "another row, {}", end.about);
@@ -81,16 +94,15 @@ fn survive(options: &[&str], about: String, harm: impl FnOnce(&mut Job)) -> Outc
     Outcome { end, report }
 }
 
-/// A handful of seeds; the command `kills` tries many.
+/// Two seeds for every phase, each of which must come; the command `kills` tries many more.
 pub fn a_killed_elastic_worker() {
-    for seed in 100..106 {
-        kills::killed(seed);
-    }
+    kills::in_every_phase(100..112);
 }
 
-/// Three workers are left of four: two go on, and one waits. Its job is then taken over by one that joins, and all is said.
+/// Three workers are left of four: two go on, and one waits. With one that joins, there are four again, and all is said.
 pub fn an_elastic_worker_is_replaced() {
-    let outcome = survive(&["-n", "4", "--restarts", "0"], "one joins".into(), |job| {
+    let mut joined = None;
+    let outcome = survive(EPOCHS_WITH_A_JOIN, &["-n", "4", "--restarts", "0"], "one joins".into(), |job| {
         let workers = job.workers();
         let out = job.folder.path().join("out");
         let steps = |count: usize| {
@@ -105,20 +117,26 @@ pub fn an_elastic_worker_is_replaced() {
         signal(workers[&2], libc::SIGKILL);
         let mut command = Command::new(KOLO);
         command.args(["join", "out"]).current_dir(job.folder.path()).env(super::TAG, &job.tag);
-        command.spawn().unwrap();
+        joined = Some(command.spawn().unwrap());
     });
     let notes = &outcome.end.error;
     assert!(notes.contains(&format!("rank 2 on {} was lost at step ", host())), "{}", outcome.end.about);
     assert!(notes.contains("it was killed by signal 9"), "{}", outcome.end.about);
+    assert!(notes.contains(" has joined"), "{}", outcome.end.about);
     let generations = outcome.report["generations"].as_array().unwrap();
     let workers: Vec<u64> = generations.iter().map(|row| row["workers"].as_u64().unwrap()).collect();
     assert_eq!(workers.first(), Some(&4), "{}", outcome.end.about);
-    assert!(workers.contains(&2), "{workers:?} {}", outcome.end.about);
+    let fewer = workers.iter().position(|count| *count == 2).unwrap_or_else(|| panic!("{workers:?}"));
+    assert!(workers[fewer..].contains(&4), "{workers:?} {}", outcome.end.about);
+    let joined = joined.expect("a worker that joined").wait().unwrap();
+    assert!(joined.success(), "{joined}: {}", outcome.end.about);
 }
 
 /// What a lost worker would take with it, or what could not be computed again.
 pub fn what_an_elastic_job_refuses() {
-    let refused: [(&[&str], &str); 7] = [
+    let refused: [(&[&str], &str); 9] = [
+        (&["--set", "parallel.zero=2"], "`parallel.zero = 2`"),
+        (&["--set", "parallel.zero=3"], "`parallel.zero = 3`"),
         (&["--set", "parallel.central=true"], "`parallel.central = true`"),
         (&["--set", "parallel.tensor=2", "--set", "parallel.slices=2"], "`parallel.tensor = 2`"),
         (&["--set", "parallel.pipeline=2"], "`parallel.pipeline = 2`"),
@@ -178,7 +196,7 @@ pub fn a_worker_and_its_buddy_are_lost() {
     end.check(SOON, 1, &["is lost: no remaining worker has `", "from the newest checkpoint with --resume"]);
     // With a checkpoint, it goes back to that by itself.
     let options = ["-n", "4", "--restarts", "0", "--set", "parallel.zero=1", "--set", "checkpoint.every=20 steps"];
-    let outcome = survive(&options, "a worker and its buddy, with checkpoints".into(), |job| {
+    let outcome = survive(EPOCHS, &options, "a worker and its buddy, with checkpoints".into(), |job| {
         let workers = job.workers();
         let start = Instant::now();
         let saved = job.folder.path().join("out/checkpoints");

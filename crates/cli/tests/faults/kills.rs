@@ -2,7 +2,7 @@
 //! and says how long it took until a loss was noticed, and until the job went on.
 
 use super::super::{Chance, alive};
-use super::{Job, Outcome, signal, survive};
+use super::{EPOCHS, Job, Outcome, last_step, signal, survive};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,9 @@ const WORKERS: u64 = 4;
 const HARM_MS: u64 = 2000;
 /// Longer than any phase takes to come; a job may be over before.
 const PHASE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Jobs in which a phase must come.
+const ATTEMPTS: u64 = 5;
 
 /// Stands for ssh: runs on this host what it is told to run on another one.
 const SHELL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/faults/shell.sh");
@@ -42,13 +45,14 @@ impl Phase {
     fn wait(self, job: &mut Job, chance: &mut Chance) -> bool {
         let folder = job.folder.path().to_path_buf();
         let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let last = format!("\"step\":{},", last_step());
         let (reached, later_us): (Box<dyn Fn() -> bool>, u64) = match self {
             Phase::Meeting => (Box::new(|| true), 300_000),
             Phase::Step => (Box::new(|| true), HARM_MS * 1000),
             Phase::Write => (Box::new(|| unfinished(&folder, 1)), 3_000),
             Phase::Rename => (Box::new(|| unfinished(&folder, WORKERS as usize)), 5_000),
             Phase::Join => (Box::new(|| text("stderr").contains(" has joined")), 60_000),
-            Phase::Shutdown => (Box::new(|| text("out/metrics.jsonl").contains("\"step\":500")), 40_000),
+            Phase::Shutdown => (Box::new(|| text("out/metrics.jsonl").contains(&last)), 40_000),
         };
         let start = Instant::now();
         while !reached() {
@@ -146,7 +150,7 @@ pub fn killed(seed: u64) -> Killed {
     let (mut kills, mut reached) = (Vec::new(), Vec::new());
     let saving = ["--set", "checkpoint.every=20 steps", "--set", zero, "--restarts", restarts];
     let mut looking = None;
-    let outcome = survive(&[links, &saving].concat(), about, |job| {
+    let outcome = survive(EPOCHS, &[links, &saving].concat(), about, |job| {
         let (path, over, seen) = (job.folder.path().join("stderr"), Arc::clone(&over), Arc::clone(&seen));
         looking = Some(std::thread::spawn(move || look(path, over, seen)));
         for phase in &phases {
@@ -168,6 +172,17 @@ pub fn killed(seed: u64) -> Killed {
     looking.into_iter().for_each(|thread| thread.join().unwrap());
     let times = Times::of(&kills, &seen.lock().unwrap());
     Killed { outcome, phases: reached, times }
+}
+
+/// Kills with these seeds, which go through the phases in turn. A phase may be over before a kill comes: another seed of the
+/// same phase has its turn then, but every phase must come.
+pub fn in_every_phase(seeds: std::ops::Range<u64>) {
+    let many = 100 * PHASES.len() as u64;
+    for seed in seeds {
+        let phase = PHASES[seed as usize % PHASES.len()];
+        let mut tries = (0..ATTEMPTS).map(|attempt| killed(seed + attempt * many));
+        assert!(tries.any(|killed| killed.phases.contains(&phase)), "no kill came in {phase:?}, seed {seed}");
+    }
 }
 
 /// Many seeds, and how long they took to recover.

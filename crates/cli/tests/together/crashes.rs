@@ -32,17 +32,59 @@ fn children(parent: u32) -> Vec<i32> {
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Starts the job on so many workers, and kills the supervisor or a worker after a while that depends on the dice. Waits
-/// until all are gone.
-fn start_and_kill(dir: &Path, dice: &mut Dice) {
+/// When a run is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    /// From the first moment to the whole length of a run on a quiet machine.
+    Any,
+    /// After rows of this run.
+    Step,
+    /// While a checkpoint is written.
+    Write,
+}
+
+const MOMENTS: [Moment; 3] = [Moment::Any, Moment::Step, Moment::Write];
+
+fn rows(dir: &Path) -> usize {
+    std::fs::read_to_string(dir.join("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+fn is_writing(dir: &Path) -> bool {
+    let names = std::fs::read_dir(dir.join("run/checkpoints")).into_iter().flatten().flatten();
+    names.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".unfinished-"))
+}
+
+impl Moment {
+    /// Waits for it; whether it came before the run was over.
+    fn wait(self, dir: &Path, child: &mut Child, dice: &mut Dice) -> bool {
+        let (before, later_ms) = (rows(dir), if self == Moment::Any { 700 } else { 4 });
+        let reached = || match self {
+            Moment::Any => true,
+            Moment::Step => rows(dir) > before,
+            Moment::Write => is_writing(dir),
+        };
+        let begin = Instant::now();
+        while !reached() {
+            if child.try_wait().expect("a child").is_some() || begin.elapsed() > LIMIT {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        std::thread::sleep(Duration::from_micros(dice.below(later_ms * 1000)));
+        child.try_wait().expect("a child").is_none()
+    }
+}
+
+/// Starts the job on so many workers, and kills the supervisor or a worker at a moment of this kind. Waits until all are gone.
+/// Whether the moment came.
+fn start_and_kill(dir: &Path, moment: Moment, dice: &mut Dice) -> bool {
     let workers = 1 << dice.below(3);
     let layout = format!("parallel.zero={}", dice.below(2));
     let mut command = kolo(dir);
     command.args(["train", "job.toml", "--out", "run", "--resume", "--quiet", "--threads", "1", "--set", &layout]);
     command.args(["-n", &workers.to_string()]).stderr(Stdio::null()).stdout(Stdio::null());
     let mut child: Child = command.spawn().expect("the binary starts");
-    // From the first moment to the whole length of a run on a quiet machine.
-    std::thread::sleep(Duration::from_millis(dice.below(700)));
+    let came = moment.wait(dir, &mut child, dice);
     let pids = children(child.id());
     let victim = match dice.below(2) {
         0 => child.id() as i32,
@@ -58,6 +100,18 @@ fn start_and_kill(dir: &Path, dice: &mut Dice) {
         assert!(begin.elapsed() < LIMIT, "a worker outlived its supervisor");
         std::thread::sleep(Duration::from_millis(5));
     }
+    came
+}
+
+/// The rows of the metrics but for times.
+fn metrics(dir: &Path) -> Vec<serde_json::Value> {
+    let rows = std::fs::read_to_string(dir.join("run/metrics.jsonl")).expect("metrics");
+    let timeless = |row: &str| {
+        let mut row: serde_json::Value = serde_json::from_str(row).expect("JSON");
+        row.as_object_mut().expect("a row").remove("step/samples_per_s");
+        row
+    };
+    rows.lines().map(timeless).collect()
 }
 
 #[test]
@@ -65,25 +119,27 @@ fn killed_runs_go_on_to_the_same_weights() {
     let home = tempdir();
     std::fs::write(home.path().join("job.toml"), JOB).expect("a job file");
     let quiet = ["train", "job.toml", "--quiet", "--threads", "1", "--report", "report.json"];
-    run(kolo(home.path()).args(quiet).arg("--no-out"), LIMIT).well();
-    let expected = weights(&report(home.path())).to_string();
-    let mut dice = Dice(7);
+    run(kolo(home.path()).args(quiet).args(["--out", "run"]), LIMIT).well();
+    let (expected, rows) = (weights(&report(home.path())).to_string(), metrics(home.path()));
+    let (mut dice, mut came) = (Dice(7), [0; MOMENTS.len()]);
     for round in 0..KILLS / KILLS_PER_RUN {
         let dir = tempdir();
         std::fs::write(dir.path().join("job.toml"), JOB).expect("a job file");
-        (0..KILLS_PER_RUN).for_each(|_| start_and_kill(dir.path(), &mut dice));
+        for _ in 0..KILLS_PER_RUN {
+            let at = dice.below(MOMENTS.len() as u64) as usize;
+            came[at] += usize::from(start_and_kill(dir.path(), MOMENTS[at], &mut dice));
+        }
         let workers = (1 << dice.below(3)).to_string();
         let last = ["--out", "run", "--resume", "-n", &workers];
         run(kolo(dir.path()).args(quiet).args(last), LIMIT).well();
         let ended = report(dir.path());
         assert_eq!(weights(&ended), expected, "round {round}");
-        // Every row of the metrics is there once, in order.
-        let rows = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).expect("metrics");
-        let steps: Vec<u64> = rows
-            .lines()
-            .map(|row| serde_json::from_str::<serde_json::Value>(row).expect("JSON")["step"].as_u64().expect("a step"))
-            .collect();
-        assert!(steps.windows(2).all(|pair| pair[0] <= pair[1]), "round {round}: {steps:?}");
+        // Every row of the metrics is there once, in order, and as it would have been.
+        for (row, wanted) in metrics(dir.path()).iter().zip(&rows) {
+            assert_eq!(row, wanted, "round {round}");
+        }
+        assert_eq!(metrics(dir.path()).len(), rows.len(), "round {round}: rows are missing or there twice");
         run(std::process::Command::new(KOLO).args(["ckpt", "verify"]).arg(dir.path().join("run")), LIMIT).well();
     }
+    assert!(came.iter().all(|count| *count > 0), "kills came by moment {MOMENTS:?}: {came:?}");
 }

@@ -138,6 +138,34 @@ fn a_file_on_a_full_disk_is_named() {
     assert!(named && ended.stderr.contains("File too large"), "{ended}");
 }
 
+/// Rows that cannot be written any more end no training: it reaches its last step, saves it, and then says that it failed.
+#[test]
+fn a_disk_that_fills_up_ends_no_training() {
+    let dir = tempdir();
+    let job = "[model]\nkind = \"mlp\"\nhidden = [4]\n[data]\nsource = \"builtin:playground\"\nbatch = 64\ngrains = 2\n\
+               [train]\nsteps = 3000\nlog_every = 1\n[checkpoint]\nevery = \"1000 steps\"\n";
+    std::fs::write(dir.path().join("job.toml"), job).expect("a job file");
+    run(kolo(dir.path()).args(["train", "job.toml", "--out", "whole", "--threads", "1", "--quiet"]), LIMIT).well();
+    for workers in [1, 2] {
+        // Shared memory is files, too.
+        let (out, transport) = (format!("out{workers}"), if workers > 1 { "--transport tcp" } else { "" });
+        let script = format!(
+            "trap '' XFSZ; ulimit -f 200; '{KOLO}' train job.toml -n {workers} {transport} --threads 1 --quiet --out {out}"
+        );
+        let ended = run(&mut under(&["bash", "-c", &script], dir.path()), LIMIT);
+        assert_eq!(ended.code, Some(1), "{ended}");
+        let said = ["error: ", "cannot write the row of step ", " bytes: File too large"];
+        assert!(said.iter().all(|words| ended.stderr.contains(words)), "{ended}");
+        let read = |run: &str| -> serde_json::Value {
+            let text = std::fs::read(dir.path().join(run).join("report.json")).expect("a report");
+            serde_json::from_slice(&text).expect("JSON")
+        };
+        let (whole, report) = (read("whole"), read(&out));
+        assert_eq!((&report["steps"], &report["weights"]), (&whole["steps"], &whole["weights"]), "{ended}");
+        run(kolo(dir.path()).args(["ckpt", "verify", &out]), LIMIT).well();
+    }
+}
+
 /// The standard library's macros panic where a write fails. Those of `output` stand in for them, where they are imported.
 #[test]
 fn nothing_prints_by_itself() {

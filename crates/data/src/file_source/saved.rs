@@ -5,12 +5,16 @@ use super::lookup::Lookup;
 use super::open::{add_transforms, fields_of, pack, readable};
 use super::part::{Part, Places};
 use super::{FileSource, OnError, columns};
+use crate::error::ReadError;
 use crate::format::OpenError;
 use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
+use crate::tokenizer::UsedTokenizer;
 use crate::transform::Fitted;
-use kolo_graph::settings::{SettingError, Settings};
+use kolo_graph::settings::{Setting, SettingError, Settings};
 use serde_json::{Map, Value, json};
+use std::io::Write;
+use tempfile::NamedTempFile;
 
 /// Changes when an older text cannot be read any more.
 const VERSION: u64 = 1;
@@ -30,6 +34,7 @@ impl FileSource {
             "next_token": matches!(self.assembly.target, Target::Next),
             "classes": self.assembly.class_names,
             "fitted": fitted,
+            "tokenizer": part.reader.tokenizer(),
         });
         value.to_string()
     }
@@ -62,6 +67,7 @@ pub(super) struct Saved {
     pub assembly: Assembly,
     pub columns: Vec<String>,
     pub fitted: Fitted,
+    pub tokenizer: Option<UsedTokenizer>,
 }
 
 pub(super) fn from_json(text: &str) -> Option<Saved> {
@@ -80,7 +86,46 @@ pub(super) fn from_json(text: &str) -> Option<Saved> {
         names => Some(texts(names)?),
     };
     let assembly = Assembly { input: input_from_json(value.get("input")?)?, target, class_names };
-    Some(Saved { assembly, columns: texts(value.get("input_columns")?)?, fitted })
+    let tokenizer = tokenizer_of(&value);
+    Some(Saved { assembly, columns: texts(value.get("input_columns")?)?, fitted, tokenizer })
+}
+
+fn tokenizer_of(value: &Value) -> Option<UsedTokenizer> {
+    serde_json::from_value(value.get("tokenizer")?.clone()).ok()?
+}
+
+/// The tokenizer of the tokens that a model was trained on, by what [`FileSource::preprocessing`] said.
+pub fn tokenizer_used(preprocessing: &str) -> Option<UsedTokenizer> {
+    tokenizer_of(&serde_json::from_str(preprocessing).ok()?)
+}
+
+/// The settings with the tokenizer that was kept, as a file that lives as long as the second.
+fn with_tokenizer(
+    settings: &Settings,
+    tokenizer: Option<&UsedTokenizer>,
+) -> std::io::Result<(Settings, Option<NamedTempFile>)> {
+    let mut settings = settings.clone();
+    let Some(json) = tokenizer.and_then(|tokenizer| tokenizer.json.as_ref()) else { return Ok((settings, None)) };
+    let mut file = NamedTempFile::new()?;
+    file.write_all(json.as_bytes())?;
+    let path = file.path().to_string_lossy().into_owned();
+    settings.set("tokenizer", "the run", Setting::Text(path));
+    Ok((settings, Some(file)))
+}
+
+/// Refuses new tokens that another tokenizer made.
+fn check_tokenizer(part: &Part, tokenizer: Option<&UsedTokenizer>, settings: &Settings) -> Result<(), SettingError> {
+    let (Some(then), Some(now)) = (tokenizer, part.reader.tokenizer()) else { return Ok(()) };
+    match then.digest == now.digest {
+        true => Ok(()),
+        false => {
+            let message = format!(
+                "is \"{}\", whose tokens come from another tokenizer ({}) than the model was trained with ({})",
+                part.name, now.digest, then.digest
+            );
+            Err(settings.wrong("source", message, "make the tokens with the tokenizer of the training"))
+        }
+    }
 }
 
 fn sizes(value: &Value) -> Option<Vec<usize>> {
@@ -134,13 +179,16 @@ fn column_from_json(column: &Value) -> Option<InputColumn> {
 /// [`Source::is_unreadable`](crate::Source::is_unreadable) tells which.
 pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str) -> Result<FileSource, SettingError> {
     let read = || -> Result<FileSource, OpenError> {
-        let Some(Saved { assembly, columns, fitted }) = from_json(preprocessing) else {
+        let Some(Saved { assembly, columns, fitted, tokenizer }) = from_json(preprocessing) else {
             let hint = "save the model again with this version";
             return Err(settings.wrong("source", "has a saved preprocessing that cannot be read", hint).into());
         };
         // Another record's answer would be a wrong one.
         let on_error = if OnError::read(settings)?.skips() { OnError::LeaveOut } else { OnError::Stop };
-        let mut part = pack(Part::open(name, settings, "source")?, settings, on_error.skips())?;
+        let kept = with_tokenizer(settings, tokenizer.as_ref());
+        let (with_tokenizer, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
+        let mut part = pack(Part::open(name, &with_tokenizer, "source")?, settings, on_error.skips())?;
+        check_tokenizer(&part, tokenizer.as_ref(), settings)?;
         let found = columns.iter().map(|column| place(part.reader.columns(), column, &assembly.input, settings));
         let inputs = found.collect::<Result<_, _>>()?;
         part.places = Places { inputs, target: None, class_of: None };

@@ -5,7 +5,7 @@ use crate::arrays::Element;
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenedFiles};
-use crate::tokenizer::{TextPieces, Tokenizer};
+use crate::tokenizer::{TextPieces, Tokenizer, UsedTokenizer};
 use crate::windows::{Tokens, WindowShape, Windows};
 use kolo_graph::settings::Settings;
 use std::path::Path;
@@ -53,7 +53,10 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
             false => encoded(&contents, &tokenizer)?,
         });
     }
-    Windows::open(all, shape, vocab, tokenizer.digest().into())
+    let digest = tokenizer.digest();
+    let beside = files.first().map_or(Path::new(""), |file| &file.path);
+    let used = UsedTokenizer::at(&path, digest, tokenizer.vocab(), beside);
+    Windows::open(all, shape, vocab, (digest.into(), Some(used)))
 }
 
 fn check_text(contents: &Contents) -> Result<(), ReadError> {

@@ -8,6 +8,7 @@ use crate::arrays::Element;
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenError, OpenedFiles};
+use crate::tokenizer::UsedTokenizer;
 use crate::windows::{Tokens, WindowShape, Windows};
 use kolo_graph::settings::{SIZE_MAX, Settings};
 use serde_json::Value;
@@ -106,7 +107,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let shape = WindowShape::read(settings)?;
     let dtype = settings.choice("dtype", &["auto", "u16", "u32"])?;
     let vocab = settings.count_in("vocab", 0, 0, SIZE_MAX)?;
-    let (mut all, mut found, mut made_by) = (Vec::new(), 0, String::new());
+    let (mut all, mut found, mut made_by, mut used) = (Vec::new(), 0, String::new(), None);
     for file in files {
         let (tokens, description) = tokens(file, dtype, settings)?;
         found = found.max(match (&description, vocab) {
@@ -116,10 +117,12 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         });
         if let Some(description) = description.filter(|description| !made_by.contains(&description.digest)) {
             made_by += &description.digest;
+            let Description { tokenizer, digest, vocab, .. } = &description;
+            used.get_or_insert_with(|| UsedTokenizer::at(tokenizer, digest, *vocab, &file.path));
         }
         all.push(tokens);
     }
-    Windows::open(all, shape, found, made_by)
+    Windows::open(all, shape, found, (made_by, used))
 }
 
 /// The tokens of one file, and what is written about them.

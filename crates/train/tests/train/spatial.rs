@@ -72,8 +72,8 @@ fn three_workers_share_single_layers() {
         let parallel = format!("layers = {{ {layers} }}\n[job]\nreproducible = false");
         let job = job(CNN, &parallel);
         let loss = |company| report(&job, company).loss;
-        let alone = loss(Company::Alone);
-        for other in on_ranks(3, |world| loss(Company::Workers(world))) {
+        let alone = loss(WorkerGroup::Alone);
+        for other in on_ranks(3, |world| loss(WorkerGroup::Workers(world))) {
             assert!((other - alone).abs() < 1e-4, "{layers}: {other} and {alone}");
         }
     }

@@ -170,7 +170,7 @@ impl Run<'_> {
                 values.iter().map(|(name, value)| (name.as_str(), f64::from_bits(*value))).collect();
             record.write(*step, *epoch, &values, &mut note)?;
         }
-        self.record = record;
+        self.record = record.after(&self.record);
         Ok(())
     }
 }
