@@ -137,7 +137,9 @@ pub fn help() -> String {
 
 pub fn planned_help() -> String {
     let names = all_forms(|kind| vec![kind.name.into()]).join(", ");
-    format!("Where to compute: this machine ({names}), a device by its name, such as h100 or a100-80, or one of a file: FILE.toml or FILE.toml:NAME")
+    format!(
+        "Where to compute: this machine ({names}), a device by its name, such as h100 or a100-80, or one of a file: FILE.toml or FILE.toml:NAME"
+    )
 }
 
 pub fn tested_help() -> String {
