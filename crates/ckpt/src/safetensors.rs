@@ -182,12 +182,12 @@ fn read_header(path: &Path, file: &dyn ReadFile) -> Result<(Vec<StoredTensor>, V
 
 fn stored(name: &str, value: Value, data: u64, file_bytes: u64) -> Result<StoredTensor, String> {
     #[derive(Deserialize)]
-    struct Place {
+    struct HeaderEntry {
         dtype: String,
         shape: Vec<u64>,
         data_offsets: [u64; 2],
     }
-    let Place { dtype, shape, data_offsets: [start, end] } =
+    let HeaderEntry { dtype, shape, data_offsets: [start, end] } =
         serde_json::from_value(value).map_err(|error| format!("lacks a type, a shape or offsets: {error}"))?;
     if start > end || end > file_bytes - data {
         return Err(format!("has bytes {start} to {end} of {}", file_bytes - data));

@@ -76,7 +76,7 @@ struct DirNode {
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct DiskState {
     files: Vec<FileNode>,
     dirs: Vec<DirNode>,
     operations: u64,
@@ -87,7 +87,7 @@ struct State {
 /// A disk in memory.
 #[derive(Clone, Debug)]
 pub struct SimulatedDisk {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DiskState>>,
 }
 
 impl Default for SimulatedDisk {
@@ -107,7 +107,7 @@ enum Begun {
 impl SimulatedDisk {
     /// An empty disk, with a root directory.
     pub fn new() -> Self {
-        Self::of(State {
+        Self::of(DiskState {
             files: Vec::new(),
             dirs: vec![DirNode::default()],
             operations: 0,
@@ -116,7 +116,7 @@ impl SimulatedDisk {
         })
     }
 
-    fn of(state: State) -> Self {
+    fn of(state: DiskState) -> Self {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -181,7 +181,7 @@ impl SimulatedDisk {
     }
 
     /// Counts an operation that changes the disk, or not, and fails as the trouble says.
-    fn begin(&self, changes: bool) -> io::Result<(MutexGuard<'_, State>, Begun)> {
+    fn begin(&self, changes: bool) -> io::Result<(MutexGuard<'_, DiskState>, Begun)> {
         let mut state = lock(&self.state);
         if state.is_off {
             return Err(power_failed());
@@ -203,7 +203,7 @@ impl SimulatedDisk {
     fn change_name(
         &self,
         path: &Path,
-        change: impl FnOnce(&mut State, usize, String) -> io::Result<NameChange>,
+        change: impl FnOnce(&mut DiskState, usize, String) -> io::Result<NameChange>,
     ) -> io::Result<()> {
         let (mut state, begun) = self.begin(true)?;
         let (dir, name) = state.parent(path)?;
@@ -259,7 +259,7 @@ impl NameChange {
     }
 }
 
-impl State {
+impl DiskState {
     fn node(&self, path: &Path) -> io::Result<Node> {
         let mut node = Node::Dir(0);
         for part in path.components() {

@@ -66,7 +66,7 @@ impl Abilities for CudaAbilities {
 mod tests {
     use super::*;
     use crate::executor::scratch_bytes;
-    use kolo_graph::layout::{Arena, Layout, Place, plan};
+    use kolo_graph::layout::{Arena, BufferPlace, Layout, plan};
     use kolo_graph::sources::GrainSum;
     use kolo_graph::{Builder, Init, Type, ValueId};
     use kolo_ops::optim::Adam;
@@ -120,7 +120,7 @@ mod tests {
                 last[id.0 as usize] = readers[id.0 as usize].iter().map(of).max().unwrap_or(0);
             }
         }
-        let range = |place: &Place, bytes: usize| {
+        let range = |place: &BufferPlace, bytes: usize| {
             let start = place.offset + place.within;
             (place.arena, start..start + bytes)
         };

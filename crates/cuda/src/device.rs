@@ -107,7 +107,7 @@ impl CudaDevice {
         let host_part = HostPart::of(graph, layout, executor.offload);
         let held = Held::of(graph, layout, &host_part);
         let lowering = Lowering::new(graph, &target, Some(gpu)).beside(&host_part).placed(layout);
-        let plan = Plan::new(&lowering, schedule, &host_part)?;
+        let plan = ItemCalls::new(&lowering, schedule, &host_part)?;
         memory_check::check(gpu, program, StoreMirror::missing_bytes(store, &held))?;
         let (mirror, mirrored) = StoreMirror::of(gpu, store, &held)?;
         let scratch = scratch_bytes(&lowering, layout);
@@ -387,14 +387,14 @@ impl Device for CudaDevice {
 }
 
 /// The calls of every item, before anything has an address.
-struct Plan {
+struct ItemCalls {
     before: Vec<Option<CudaCalls>>,
     grain: Vec<Option<CudaCalls>>,
     after: Vec<Option<CudaCalls>>,
     sum: CudaSource,
 }
 
-impl Plan {
+impl ItemCalls {
     fn new(lowering: &Lowering<'_>, schedule: &Schedule, host: &HostPart) -> Result<Self, CudaError> {
         let calls = |item: &Item| match item.act {
             _ if host.has(item.node) => Ok(None),

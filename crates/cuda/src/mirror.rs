@@ -9,7 +9,7 @@ use crate::places::stored_name;
 use kolo_base::lock;
 use kolo_exec::store::{Entry, Mirror, Mirrored};
 use kolo_exec::{Memory, Store};
-use kolo_graph::layout::Place;
+use kolo_graph::layout::BufferPlace;
 use kolo_graph::{Graph, ValueId};
 use std::any::Any;
 use std::ops::Range;
@@ -127,7 +127,7 @@ impl StoreMirror {
     }
 
     /// Where the host has a stored value, or a piece of it.
-    pub fn host_address(&self, graph: &Graph, store: &Store, place: &Place) -> *mut u8 {
+    pub fn host_address(&self, graph: &Graph, store: &Store, place: &BufferPlace) -> *mut u8 {
         let name = stored_name(graph, ValueId(place.offset as u32));
         let entry = store.entry(name).unwrap_or_else(|| panic!("the store has no `{name}`"));
         self.host[memory_of(entry)].at(entry.offset + place.within)

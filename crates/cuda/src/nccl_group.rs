@@ -10,7 +10,7 @@ use crate::error::CudaError;
 use crate::gpu::{Event, Gpu, Stream};
 use crate::memory::DeviceMemory;
 use crate::nccl::{Config, IN_PROGRESS, Nccl, SUCCESS, SUM, UNIQUE_ID_BYTES, UniqueId, data_type};
-use crate::nccl_plan::{Message, Plan, Spot, Step};
+use crate::nccl_plan::{ExchangePlan, Message, Spot, Step};
 use kolo_base::lock;
 use kolo_exec::{DeviceGroup, DeviceLinks, Exchange, ExchangeError, GroupPlace, Look};
 use kolo_graph::DType;
@@ -80,7 +80,7 @@ pub(crate) struct NcclGroup {
     look: Look,
     stream: Stream,
     comm: Mutex<Comm>,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     scratch_bytes_max: usize,
 }
 
@@ -91,7 +91,7 @@ impl std::fmt::Debug for NcclGroup {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GroupState {
     prepared: Vec<Arc<Prepared>>,
     scratch: Option<Arc<DeviceMemory>>,
     adders: Vec<(DType, Arc<LaunchCall>)>,
@@ -100,7 +100,7 @@ struct State {
 #[derive(Debug)]
 struct Prepared {
     name: String,
-    plan: Plan,
+    plan: ExchangePlan,
     adder: Option<Arc<LaunchCall>>,
     /// What it reads is computed.
     ready: Event,
@@ -180,7 +180,7 @@ impl NcclGroup {
         Arc::clone(&lock(&self.state).prepared[ticket])
     }
 
-    fn adder(&self, state: &mut State, dtype: DType) -> Result<Arc<LaunchCall>, CudaError> {
+    fn adder(&self, state: &mut GroupState, dtype: DType) -> Result<Arc<LaunchCall>, CudaError> {
         if let Some((_, adder)) = state.adders.iter().find(|(known, _)| *known == dtype) {
             return Ok(Arc::clone(adder));
         }
@@ -272,7 +272,7 @@ pub(crate) fn adder(gpu: &Gpu, dtype: DType) -> Result<LaunchCall, CudaError> {
 
 impl DeviceGroup for NcclGroup {
     fn prepare(&self, exchange: &Exchange, reproducible: bool) -> Result<usize, ExchangeError> {
-        let plan = Plan::new(exchange, self.place, reproducible, self.scratch_bytes_max);
+        let plan = ExchangePlan::new(exchange, self.place, reproducible, self.scratch_bytes_max);
         let mut state = lock(&self.state);
         let adds = plan.steps.iter().any(|step| matches!(step, Step::Add { .. }));
         let adder = adds.then(|| self.adder(&mut state, plan.dtype)).transpose()?;

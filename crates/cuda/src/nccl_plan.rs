@@ -57,7 +57,7 @@ pub(crate) enum Step {
 
 /// What one exchange is for one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct ExchangePlan {
     pub dtype: DType,
     pub steps: Vec<Step>,
     pub scratch_bytes: usize,
@@ -69,7 +69,7 @@ type Part = (usize, usize);
 /// Elements of a slot are a multiple of this many, so that slots can be read 16 bytes at a time.
 const SLOT_ELEMENTS: usize = 64;
 
-impl Plan {
+impl ExchangePlan {
     /// The steps of an exchange, whose sums take at most so many bytes of scratch memory for each 64 elements and rank.
     pub fn new(exchange: &Exchange, place: GroupPlace, reproducible: bool, scratch_bytes_max: usize) -> Self {
         let drawn = Drawing { exchange, place, scratch_bytes_max };

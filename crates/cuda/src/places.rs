@@ -6,7 +6,7 @@ use crate::gpu::Gpu;
 use crate::memory::{DeviceMemory, pinned};
 use crate::mirror::StoreMirror;
 use kolo_exec::{Memory, Options, Program, Store};
-use kolo_graph::layout::{Arena, Place};
+use kolo_graph::layout::{Arena, BufferPlace};
 use kolo_graph::sources::{Param, State};
 use kolo_graph::{Graph, ValueId};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Arenas {
     }
 
     /// A place of an arena, as this lane sees it; not of the store.
-    pub fn placed(&self, place: &Place, lane: usize) -> Result<DevicePointer, CudaError> {
+    pub fn placed(&self, place: &BufferPlace, lane: usize) -> Result<DevicePointer, CudaError> {
         let base = match place.arena {
             Arena::Store => return Err(CudaError::Other("a stored value is found by its name".into())),
             Arena::Host => return Err(CudaError::Other("what the host keeps has no place on the device".into())),
@@ -80,7 +80,7 @@ impl Arenas {
         Ok(base + place.within as u64)
     }
 
-    fn stored(&self, graph: &Graph, store: &Store, place: &Place, bytes: usize) -> Option<DevicePointer> {
+    fn stored(&self, graph: &Graph, store: &Store, place: &BufferPlace, bytes: usize) -> Option<DevicePointer> {
         let id = ValueId(place.offset as u32);
         let name = stored_name(graph, id);
         let entry = store.entry(name).unwrap_or_else(|| panic!("the store has no `{name}`"));

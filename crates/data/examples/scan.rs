@@ -17,7 +17,7 @@ use std::time::Instant;
 const RUN: usize = 32;
 
 #[derive(Clone, Copy)]
-struct Plan {
+struct PrefetchPlan {
     threads: usize,
     decode: bool,
     crop: usize,
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
     let path = words.next().ok_or("which files? scan PATH [threads=N] [decode=true] [crop=SIZE] [shuffle=true]")?;
     let mut settings = Settings::new("data", "the command line");
-    let mut plan = Plan { threads: 2, decode: false, crop: 0, shuffle: false };
+    let mut plan = PrefetchPlan { threads: 2, decode: false, crop: 0, shuffle: false };
     let mut rounds = 1;
     for word in words {
         let (key, value) = word.split_once('=').ok_or("write KEY=VALUE")?;
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Reads every record once, and returns the bytes of all values.
-fn scan(reader: &dyn Reader, plan: Plan) -> Result<usize, Box<dyn Error>> {
+fn scan(reader: &dyn Reader, plan: PrefetchPlan) -> Result<usize, Box<dyn Error>> {
     let next = AtomicUsize::new(0);
     let order = plan.shuffle.then(|| epoch_order(1, 0, reader.len()));
     let work = || -> Result<usize, String> {

@@ -51,7 +51,7 @@ pub trait Recipe: Send + Sync + fmt::Debug {
 
 /// How much is made ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct PrefetchPlan {
     /// The first step that will be taken, and the one that is not made ahead any more.
     pub first: usize,
     pub end: usize,
@@ -65,7 +65,7 @@ pub struct Plan {
     pub threads: usize,
 }
 
-impl Plan {
+impl PrefetchPlan {
     fn slots(&self) -> usize {
         (self.batches + 1) * self.grains
     }
@@ -93,9 +93,9 @@ pub struct Prefetch {
 struct Shared {
     recipe: Arc<dyn Recipe>,
     walk: Option<Box<dyn Walk>>,
-    plan: Plan,
+    plan: PrefetchPlan,
     buffers: Vec<Mutex<Samples>>,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// There may be something to make.
     work: Condvar,
     /// A grain was made.
@@ -114,7 +114,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-struct State {
+struct QueueState {
     /// The step in use.
     taken: usize,
     /// The next grain to make: its step and its number.
@@ -132,9 +132,9 @@ enum Outcome {
     Panicked(Option<Box<dyn Any + Send>>),
 }
 
-impl State {
+impl QueueState {
     /// The next grain, if its step is no later than `last`.
-    fn claim(&mut self, plan: &Plan, last: usize) -> Option<(usize, usize)> {
+    fn claim(&mut self, plan: &PrefetchPlan, last: usize) -> Option<(usize, usize)> {
         let (step, grain) = self.next;
         if step > last || step >= plan.end.max(self.taken + 1) {
             return None;
@@ -144,14 +144,14 @@ impl State {
     }
 
     /// The step in use is over, and its buffers are free.
-    fn advance(&mut self, plan: &Plan) {
+    fn advance(&mut self, plan: &PrefetchPlan) {
         let start = plan.slot(self.taken, 0);
         self.outcomes[start..start + plan.grains].fill_with(|| Outcome::Unmade);
         self.taken += 1;
     }
 
     /// What became of the step in use, if all of it is done.
-    fn outcome(&mut self, plan: &Plan) -> Option<Outcome> {
+    fn outcome(&mut self, plan: &PrefetchPlan) -> Option<Outcome> {
         let start = plan.slot(self.taken, 0);
         let grains = &mut self.outcomes[start..start + plan.grains];
         if grains.iter().any(|grain| matches!(grain, Outcome::Unmade)) {
@@ -169,11 +169,11 @@ impl State {
 
 impl Prefetch {
     /// Starts to make the first batches. Where the system refuses threads, it does with fewer, or with none.
-    pub fn start(recipe: Arc<dyn Recipe>, plan: Plan, tracer: Option<Tracer>) -> Self {
+    pub fn start(recipe: Arc<dyn Recipe>, plan: PrefetchPlan, tracer: Option<Tracer>) -> Self {
         assert!(plan.grains > 0, "a batch has a grain");
         let buffers = (0..plan.slots()).map(|_| Mutex::new(Samples::new(&*recipe, plan.samples))).collect();
         let outcomes = (0..plan.slots()).map(|_| Outcome::Unmade).collect();
-        let state = State { taken: plan.first, next: (plan.first, 0), outcomes, waits: false };
+        let state = QueueState { taken: plan.first, next: (plan.first, 0), outcomes, waits: false };
         let shared = Arc::new(Shared {
             walk: recipe.walk(plan.first, plan.grains),
             recipe,
@@ -200,7 +200,7 @@ impl Prefetch {
         Self { shared, threads }
     }
 
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &PrefetchPlan {
         &self.shared.plan
     }
 

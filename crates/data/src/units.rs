@@ -39,18 +39,18 @@ struct Block {
     first: usize,
     rows: usize,
     bytes: u64,
-    place: Place,
+    place: UnitStorage,
 }
 
 #[derive(Debug)]
-enum Place {
+enum UnitStorage {
     Memory(Vec<u8>),
     /// Offset in the temporary file.
     Disk(u64),
 }
 
 #[derive(Debug)]
-enum State {
+enum UnitState {
     Unread,
     Decoded(Arc<Vec<Block>>),
     /// It will not get better: a unit is not decoded again for each of its rows.
@@ -60,7 +60,7 @@ enum State {
 #[derive(Debug)]
 struct Unit {
     rows: usize,
-    state: Mutex<State>,
+    state: Mutex<UnitState>,
     /// When it was read last.
     last: AtomicU64,
     /// Reads since it was decoded.
@@ -170,10 +170,10 @@ impl Rows {
         let (first, len) = (self.rows, bytes.len());
         self.rows += rows;
         let place = match self.bytes_in_memory + len > self.unit_bytes_max {
-            true => Place::Disk(self.spill.write(&bytes)?),
+            true => UnitStorage::Disk(self.spill.write(&bytes)?),
             false => {
                 self.bytes_in_memory += len;
-                Place::Memory(bytes)
+                UnitStorage::Memory(bytes)
             }
         };
         self.blocks.push(Block { first, rows, bytes: len as u64, place });
@@ -205,11 +205,11 @@ impl Block {
         let table = self.bytes - 8 * self.rows as u64 + 8 * row.saturating_sub(1) as u64;
         let entries = if row == 0 { 8 } else { 16 };
         match &self.place {
-            Place::Memory(bytes) => {
+            UnitStorage::Memory(bytes) => {
                 let (start, end) = self.range(&bytes[table as usize..table as usize + entries], row)?;
                 pull(&bytes[start as usize..end as usize], columns, record)
             }
-            Place::Disk(offset) => {
+            UnitStorage::Disk(offset) => {
                 let mut ends = [0; 16];
                 spill.read(offset + table, &mut ends[..entries])?;
                 let (start, end) = self.range(&ends[..entries], row)?;
@@ -231,7 +231,7 @@ impl Units {
     pub fn new(decoder: Box<dyn Decode>, columns: Vec<RecordColumn>, rows: &[usize], budget: usize) -> Self {
         let unit = |rows: &usize| Unit {
             rows: *rows,
-            state: Mutex::new(State::Unread),
+            state: Mutex::new(UnitState::Unread),
             last: AtomicU64::new(0),
             reads: AtomicUsize::new(0),
             bytes_in_memory: AtomicUsize::new(0),
@@ -281,19 +281,19 @@ impl Units {
         let unit = &self.units[number];
         let mut state = lock(&unit.state);
         match &*state {
-            State::Decoded(blocks) => return Ok(Arc::clone(blocks)),
-            State::Broken(error) => return Err(error.clone()),
-            State::Unread => {}
+            UnitState::Decoded(blocks) => return Ok(Arc::clone(blocks)),
+            UnitState::Broken(error) => return Err(error.clone()),
+            UnitState::Unread => {}
         }
         let (blocks, bytes) = match self.decode(number) {
             Ok(decoded) => decoded,
             Err(error) => {
-                *state = State::Broken(error.clone());
+                *state = UnitState::Broken(error.clone());
                 return Err(error);
             }
         };
         let blocks = Arc::new(blocks);
-        *state = State::Decoded(Arc::clone(&blocks));
+        *state = UnitState::Decoded(Arc::clone(&blocks));
         unit.reads.store(0, Ordering::Relaxed);
         unit.last.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         unit.bytes_in_memory.store(bytes, Ordering::Relaxed);
@@ -343,10 +343,10 @@ impl Units {
             let mut state = lock(&unit.state);
             let bytes = unit.bytes_in_memory.swap(0, Ordering::Relaxed);
             self.bytes_in_memory.fetch_sub(bytes, Ordering::Relaxed);
-            let State::Decoded(blocks) = &*state else { continue };
+            let UnitState::Decoded(blocks) = &*state else { continue };
             *state = match unit.reads.load(Ordering::Relaxed) >= unit.rows {
-                true => State::Unread,
-                false => State::Decoded(Arc::new(self.to_disk(blocks)?)),
+                true => UnitState::Unread,
+                false => UnitState::Decoded(Arc::new(self.to_disk(blocks)?)),
             };
         }
         Ok(())
@@ -355,10 +355,10 @@ impl Units {
     fn to_disk(&self, blocks: &[Block]) -> Result<Vec<Block>, ReadError> {
         let moved = |block: &Block| {
             let offset = match &block.place {
-                Place::Memory(bytes) => self.spill.write(bytes)?,
-                Place::Disk(offset) => *offset,
+                UnitStorage::Memory(bytes) => self.spill.write(bytes)?,
+                UnitStorage::Disk(offset) => *offset,
             };
-            Ok(Block { first: block.first, rows: block.rows, bytes: block.bytes, place: Place::Disk(offset) })
+            Ok(Block { first: block.first, rows: block.rows, bytes: block.bytes, place: UnitStorage::Disk(offset) })
         };
         blocks.iter().map(moved).collect()
     }

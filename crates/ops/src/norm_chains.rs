@@ -10,7 +10,7 @@ use crate::channel_order::ChannelOrders;
 use crate::cuda_map::Map;
 use crate::fuse::Fused;
 use kolo_graph::cuda::{CudaCalls, CudaCx};
-use kolo_graph::layout::{Arena, Layout, Place, Scratch};
+use kolo_graph::layout::{Arena, BufferPlace, Layout, Scratch};
 use kolo_graph::{Graph, Node, NodeId, ValueId};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -92,7 +92,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn place(&self, id: ValueId) -> Option<Place> {
+    fn place(&self, id: ValueId) -> Option<BufferPlace> {
         self.layout.places[id.0 as usize]
     }
 

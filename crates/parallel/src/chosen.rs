@@ -3,7 +3,7 @@
 use crate::axes::{PIPELINE, TENSOR};
 use crate::grain_share::GrainShare;
 use crate::mesh::{DATA, Mesh};
-use crate::pipeline::Schedule;
+use crate::pipeline::PipelineSchedule;
 use crate::recompute::RecomputePlan;
 use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
@@ -161,7 +161,7 @@ impl Parallel {
     }
 
     /// The schedule of a pipeline for so many grains, if there is one.
-    pub fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<Schedule>, Refusal> {
+    pub fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<PipelineSchedule>, Refusal> {
         self.strategies().find_map(|one| one.schedule(mesh, grains).transpose()).transpose()
     }
 

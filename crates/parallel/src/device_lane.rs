@@ -45,13 +45,13 @@ pub struct DeviceLane {
 #[derive(Debug)]
 struct Shared {
     watch: Arc<Watch>,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
     /// Something was started, or the end.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LaneState {
     /// In the order of keys, which is the same on all ranks.
     groups: BTreeMap<Key, Arc<dyn DeviceGroup>>,
     entries: Vec<Entry>,

@@ -40,7 +40,7 @@ pub mod zero;
 /// Pipeline schedules as data, for whoever shows or counts them.
 pub mod schedules {
     pub use crate::pipeline::{
-        Action, ActionKind, Channel, Durations, FAMILIES, Pass, Schedule, ScheduleError, Sizes, StageDurations,
+        Action, ActionKind, Channel, Durations, FAMILIES, Pass, PipelineSchedule, ScheduleError, Sizes, StageDurations,
         Timeline, USUAL, Verified, balanced, draw, family, verify,
     };
 }

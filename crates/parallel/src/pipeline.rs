@@ -1,6 +1,6 @@
 //! Pipeline schedules as data: which rank runs which part of the model on which micro-batch, and in which order.
 //!
-//! The model is cut into *stages*, in the order of the forward pass. A [`Schedule`] places the stages on ranks and lists the
+//! The model is cut into *stages*, in the order of the forward pass. A [`PipelineSchedule`] places the stages on ranks and lists the
 //! [`Action`]s of each rank. Messages are not listed: they follow from the placement. A rank sends as soon as a value is made,
 //! without waiting, and waits for what an action reads.
 //!
@@ -52,7 +52,7 @@ pub use cost::{Durations, StageDurations, Timeline};
 pub use error::{ScheduleError, Wait};
 pub use families::{FAMILIES, Family, Sizes, USUAL, family};
 pub use lower::PIPELINE;
-pub use schedule::{Action, ActionKind, Channel, Direction, Pass, Schedule, StagePlacement};
+pub use schedule::{Action, ActionKind, Channel, Direction, Pass, PipelineSchedule, StagePlacement};
 pub use stages::{Stages, balanced};
 pub use strategy::Pipeline;
 pub use verified::{ChannelOrder, Step, Verified};

@@ -6,7 +6,7 @@
 //! parallelism). Gradients of weights are sums over the tokens, made slice by slice as all shared sums are.
 
 use crate::mesh::Mesh;
-use crate::partition::{Choice, Group, Plan, Rules, lower, plan, unfit_for_ring};
+use crate::partition::{Choice, Group, PartitionPlan, Rules, lower, plan, unfit_for_ring};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use crate::tensor::{SEQUENCE, SLICES, TENSOR, TENSOR_SLICES, tokens_of};
 use kolo_graph::Graph;
@@ -155,7 +155,7 @@ impl Sequence {
     }
 
     /// Refuses a plan in which all ranks compute an attention whole: what follows would be added up in another order.
-    fn check_heads(&self, graph: &Graph, plan: &Plan, slices: usize, mesh: &Mesh) -> Result<(), Refusal> {
+    fn check_heads(&self, graph: &Graph, plan: &PartitionPlan, slices: usize, mesh: &Mesh) -> Result<(), Refusal> {
         let mut attention = graph.nodes.iter().zip(&plan.choices);
         let whole = attention.find_map(|(node, choice)| {
             node.op.downcast::<Attention>().filter(|_| self.with_layers && matches!(choice, Choice::Whole))

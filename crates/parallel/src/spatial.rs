@@ -10,7 +10,7 @@
 
 use crate::layers::{LAYERS, Layers, Way, layer_of, layers_of};
 use crate::mesh::Mesh;
-use crate::partition::{Choice, Group, Plan, Planes, Rules, lower, plan};
+use crate::partition::{Choice, Group, PartitionPlan, Planes, Rules, lower, plan};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use crate::tensor::TENSOR;
 use kolo_graph::settings::{SettingError, Settings};
@@ -179,7 +179,7 @@ impl Spatial {
     }
 
     /// Refuses lines about layers that cannot be split so.
-    fn check_layers(&self, graph: &Graph, plan: &Plan, training: &Graph, side: usize) -> Result<(), Refusal> {
+    fn check_layers(&self, graph: &Graph, plan: &PartitionPlan, training: &Graph, side: usize) -> Result<(), Refusal> {
         let is_cut = |layer: &str| {
             let mut own = graph.nodes.iter().zip(&plan.choices).filter(|(node, _)| *node.scope == *layer);
             own.any(|(node, choice)| {

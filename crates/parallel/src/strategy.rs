@@ -389,7 +389,7 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
     }
 
     /// The schedule of a pipeline for so many grains.
-    fn schedule(&self, _mesh: &Mesh, _grains: usize) -> Result<Option<pipeline::Schedule>, Refusal> {
+    fn schedule(&self, _mesh: &Mesh, _grains: usize) -> Result<Option<pipeline::PipelineSchedule>, Refusal> {
         Ok(None)
     }
 

@@ -20,7 +20,7 @@ use crate::cluster::{Cluster, LevelUse};
 use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::op_cost::Runner;
 use crate::schedule_cache::ScheduleCache;
-use crate::step_model::{Compute, Exchange, Layout, Pass, Role, StageModel, StepModel, Transfer};
+use crate::step_model::{Compute, ParallelLayout, Pass, PlannedExchange, RankRole, StageModel, StepModel, Transfer};
 use kolo_exec::Offload;
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::axes::TENSOR;
@@ -58,7 +58,7 @@ pub(crate) struct UnitCosts {
 }
 
 impl UnitCosts {
-    pub(crate) fn new(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Self {
+    pub(crate) fn new(anatomy: &Anatomy, layout: &ParallelLayout, cluster: &Cluster) -> Self {
         let runner = Runner::new(&cluster.device, layout.precision, &cluster.system);
         let times = |unit: &Unit| {
             let pass = |pass: &UnitPass| pass_times(pass, &runner, layout, cluster);
@@ -71,7 +71,7 @@ impl UnitCosts {
 /// What every part of the composition reads.
 pub(crate) struct Composition<'a> {
     anatomy: &'a Anatomy,
-    layout: &'a Layout,
+    layout: &'a ParallelLayout,
     cluster: &'a Cluster,
     /// By distinct unit; empty until the model is made.
     times: Vec<UnitTimes>,
@@ -82,7 +82,7 @@ pub(crate) struct Composition<'a> {
 }
 
 /// The model of a step. Refuses layouts that the cluster or the model has no place for.
-pub fn compose(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Result<StepModel, Refusal> {
+pub fn compose(anatomy: &Anatomy, layout: &ParallelLayout, cluster: &Cluster) -> Result<StepModel, Refusal> {
     let stages = deal(anatomy, layout.size(PIPELINE) * layout.chunks.max(1), cluster.system.equal_stages)?;
     let costs = UnitCosts::new(anatomy, layout, cluster);
     Composition::new(anatomy, layout, cluster, stages)?.model(&costs, &ScheduleCache::default())
@@ -91,7 +91,7 @@ pub fn compose(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Result<
 impl<'a> Composition<'a> {
     pub(crate) fn new(
         anatomy: &'a Anatomy,
-        layout: &'a Layout,
+        layout: &'a ParallelLayout,
         cluster: &'a Cluster,
         stages: StageRuns,
     ) -> Result<Self, Refusal> {
@@ -111,7 +111,7 @@ impl<'a> Composition<'a> {
         self.times = units.map(|(unit, times)| self.unit_times(unit, times)).collect();
         let stages: Vec<StageModel> = (0..self.stages.len()).map(|stage| self.stage(stage)).collect();
         let in_flight = self.in_flight(schedules)?;
-        let roles: Vec<Role> = (0..places).map(|place| self.role(place, &stages, in_flight[place])).collect();
+        let roles: Vec<RankRole> = (0..places).map(|place| self.role(place, &stages, in_flight[place])).collect();
         let model_ranks = self.layout.workers() / self.layout.size(DATA) / places;
         let micro_batches = (self.layout.size(DATA) * self.layout.micro_batches) as f64;
         Ok(StepModel {
@@ -199,7 +199,7 @@ impl<'a> Composition<'a> {
         Transfer { bytes: part, seconds }
     }
 
-    fn role(&self, place: usize, stages: &[StageModel], in_flight: f64) -> Role {
+    fn role(&self, place: usize, stages: &[StageModel], in_flight: f64) -> RankRole {
         let (places, data) = (self.layout.size(PIPELINE), self.layout.size(DATA));
         let own = self.stages_of(place);
         let parameters = self.parameters(&own);
@@ -220,7 +220,7 @@ impl<'a> Composition<'a> {
             }
         };
         let update = Compute { stream, overhead: calls * device.launch, ..Compute::default() };
-        Role {
+        RankRole {
             place,
             ranks: self.layout.workers() / places,
             before: self.before(&own, stages),
@@ -235,17 +235,17 @@ impl<'a> Composition<'a> {
 }
 
 /// A pass of a unit on a device, with its exchanges on the links of the cluster.
-fn pass_times(pass: &UnitPass, runner: &Runner<'_>, layout: &Layout, cluster: &Cluster) -> Pass {
+fn pass_times(pass: &UnitPass, runner: &Runner<'_>, layout: &ParallelLayout, cluster: &Cluster) -> Pass {
     let mut compute = Compute::default();
     pass.calls.iter().for_each(|call| compute.add(&runner.compute(call)));
     let width = layout.precision.bytes() as f64;
-    let mut exchanges: Vec<Exchange> = Vec::new();
+    let mut exchanges: Vec<PlannedExchange> = Vec::new();
     for one in &pass.exchanges {
         let bytes = one.reals * width;
         let span = cluster.span(layout.stride(&one.axis), layout.size(&one.axis));
         let seconds = collective::seconds(one.kind, Algorithm::Fastest, bytes, &span);
         let (axis, kind) = (one.axis.clone(), one.kind);
-        add_exchange(&mut exchanges, &Exchange { axis, kind, bytes, times: 1.0, seconds, exposed: seconds });
+        add_exchange(&mut exchanges, &PlannedExchange { axis, kind, bytes, times: 1.0, seconds, exposed: seconds });
     }
     if cluster.system.overlaps_products {
         hide(&mut exchanges, compute.product);
@@ -254,7 +254,7 @@ fn pass_times(pass: &UnitPass, runner: &Runner<'_>, layout: &Layout, cluster: &C
 }
 
 /// Adding a micro-batch's gradient to those before: all but the first do.
-fn accumulation(parameters: f64, layout: &Layout, cluster: &Cluster) -> Compute {
+fn accumulation(parameters: f64, layout: &ParallelLayout, cluster: &Cluster) -> Compute {
     let steps = layout.micro_batches.max(1) as f64;
     let gradient = cluster.system.gradient_bytes as f64;
     let bytes = parameters * (layout.precision.bytes() as f64 + 2.0 * gradient) * (steps - 1.0) / steps;
@@ -263,7 +263,7 @@ fn accumulation(parameters: f64, layout: &Layout, cluster: &Cluster) -> Compute 
 }
 
 /// Takes so many seconds of other work from what exchanges wait.
-pub(crate) fn hide(exchanges: &mut [Exchange], mut seconds: f64) {
+pub(crate) fn hide(exchanges: &mut [PlannedExchange], mut seconds: f64) {
     for one in exchanges {
         let hidden = one.exposed.min(seconds);
         one.exposed -= hidden;
@@ -271,8 +271,9 @@ pub(crate) fn hide(exchanges: &mut [Exchange], mut seconds: f64) {
     }
 }
 
-fn add_exchange(sum: &mut Vec<Exchange>, one: &Exchange) {
-    let same = |other: &&mut Exchange| other.axis == one.axis && other.kind == one.kind && other.bytes == one.bytes;
+fn add_exchange(sum: &mut Vec<PlannedExchange>, one: &PlannedExchange) {
+    let same =
+        |other: &&mut PlannedExchange| other.axis == one.axis && other.kind == one.kind && other.bytes == one.bytes;
     match sum.iter_mut().find(same) {
         Some(known) => {
             known.times += one.times;

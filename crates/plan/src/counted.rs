@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::compose::{Composition, StageRuns, UnitCosts, deal};
 use crate::device::Precision;
 use crate::schedule_cache::ScheduleCache;
-use crate::step_model::{DeviceMemory, Layout, StepModel};
+use crate::step_model::{DeviceMemory, ParallelLayout, StepModel};
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Refusal;
@@ -36,7 +36,7 @@ impl Counted {
         Self { anatomy, cuts: Mutex::new(BTreeMap::new()), costs: Mutex::new(None) }
     }
 
-    pub(crate) fn stages(&self, layout: &Layout, cluster: &Cluster) -> Result<StageRuns, Refusal> {
+    pub(crate) fn stages(&self, layout: &ParallelLayout, cluster: &Cluster) -> Result<StageRuns, Refusal> {
         let key = (layout.size(PIPELINE) * layout.chunks.max(1), cluster.system.equal_stages);
         if let Some(known) = kolo_base::lock(&self.cuts).get(&key) {
             return known.clone();
@@ -46,7 +46,7 @@ impl Counted {
         made
     }
 
-    pub(crate) fn costs(&self, layout: &Layout, cluster: &Cluster) -> Arc<UnitCosts> {
+    pub(crate) fn costs(&self, layout: &ParallelLayout, cluster: &Cluster) -> Arc<UnitCosts> {
         let inner = layout.axes.iter().filter(|(name, _)| name != DATA && name != PIPELINE);
         let axes: Vec<(String, usize, usize)> =
             inner.map(|(name, size)| (name.clone(), layout.stride(name), *size)).collect();
@@ -62,7 +62,12 @@ impl Counted {
     }
 
     /// The model of a step, as [`compose`](crate::compose()) makes it.
-    pub fn compose(&self, layout: &Layout, cluster: &Cluster, schedules: &ScheduleCache) -> Result<StepModel, Refusal> {
+    pub fn compose(
+        &self,
+        layout: &ParallelLayout,
+        cluster: &Cluster,
+        schedules: &ScheduleCache,
+    ) -> Result<StepModel, Refusal> {
         let stages = self.stages(layout, cluster)?;
         Composition::new(&self.anatomy, layout, cluster, stages)?.model(&self.costs(layout, cluster), schedules)
     }
@@ -70,7 +75,7 @@ impl Counted {
     /// What the rank that holds the most holds: that of the model, without making it.
     pub fn memory(
         &self,
-        layout: &Layout,
+        layout: &ParallelLayout,
         cluster: &Cluster,
         schedules: &ScheduleCache,
     ) -> Result<DeviceMemory, Refusal> {
@@ -79,7 +84,7 @@ impl Counted {
     }
 
     /// Seconds that a step takes at least, known without its stages.
-    pub fn least_seconds(&self, layout: &Layout, cluster: &Cluster) -> f64 {
+    pub fn least_seconds(&self, layout: &ParallelLayout, cluster: &Cluster) -> f64 {
         self.costs(layout, cluster).least_seconds(&self.anatomy, layout, cluster)
     }
 }

@@ -1,6 +1,6 @@
 //! Schedules of pipelines, each built and proven once: layouts that differ in nothing else share them.
 
-use crate::step_model::Layout;
+use crate::step_model::ParallelLayout;
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::schedules::{ScheduleError, Verified, verify};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub struct ScheduleCache {
 }
 
 /// How many micro-batches are followed: few enough to be quick, and enough for as many on their way as all of them have.
-pub(crate) fn followed(layout: &Layout) -> usize {
+pub(crate) fn followed(layout: &ParallelLayout) -> usize {
     let ranks = layout.size(PIPELINE);
     match layout.schedule.as_str() {
         "gpipe" => layout.micro_batches,
@@ -31,13 +31,13 @@ pub(crate) fn followed(layout: &Layout) -> usize {
     .max(1)
 }
 
-fn key(layout: &Layout) -> Key {
+fn key(layout: &ParallelLayout) -> Key {
     (layout.schedule.clone(), layout.size(PIPELINE), layout.chunks, followed(layout))
 }
 
 impl ScheduleCache {
     /// Micro-batches on their way at each place of the pipeline, in stages: each keeps the activations of one stage.
-    pub fn peaks(&self, layout: &Layout) -> Result<Option<Arc<[usize]>>, ScheduleError> {
+    pub fn peaks(&self, layout: &ParallelLayout) -> Result<Option<Arc<[usize]>>, ScheduleError> {
         if layout.size(PIPELINE) == 1 {
             return Ok(None);
         }
@@ -52,7 +52,7 @@ impl ScheduleCache {
     }
 
     /// The schedule of the micro-batches that are followed.
-    pub fn proven(&self, layout: &Layout) -> Result<Option<Arc<Verified>>, ScheduleError> {
+    pub fn proven(&self, layout: &ParallelLayout) -> Result<Option<Arc<Verified>>, ScheduleError> {
         if layout.size(PIPELINE) == 1 {
             return Ok(None);
         }

@@ -1,6 +1,6 @@
 //! What a step is made of, as the planner, the search, the simulator and the report see it.
 //!
-//! A [`StepModel`] has one [`StageModel`] per stage of the pipeline and one [`Role`] per rank of the pipeline axis: all ranks
+//! A [`StepModel`] has one [`StageModel`] per stage of the pipeline and one [`RankRole`] per rank of the pipeline axis: all ranks
 //! that differ in other coordinates only do the same. Durations are of one micro-batch on the described device; bytes are those
 //! of one rank. It is made by [`compose`](crate::compose()) from an [`Anatomy`](crate::anatomy::Anatomy), which is counted from
 //! the graph that the strategies make. Everything here is a function of its arguments: nothing is read or measured.
@@ -8,12 +8,12 @@
 use crate::collective::{Algorithm, CollectiveKind};
 use crate::device::Precision;
 use kolo_parallel::recompute::Recompute;
-use kolo_parallel::schedules::{Schedule, ScheduleError, Sizes, family};
+use kolo_parallel::schedules::{PipelineSchedule, ScheduleError, Sizes, family};
 use std::collections::BTreeMap;
 
 /// How a job's work is laid out on devices.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Layout {
+pub struct ParallelLayout {
     /// The axes of the mesh with their sizes, outermost first. Rank numbers run fastest along the last.
     pub axes: Vec<(String, usize)>,
     /// What ZeRO shards among data ranks: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too.
@@ -32,7 +32,7 @@ pub struct Layout {
     pub algorithm: Algorithm,
 }
 
-impl Layout {
+impl ParallelLayout {
     /// The size of an axis; one if there is none of this name.
     pub fn size(&self, axis: &str) -> usize {
         self.axes.iter().find(|(name, _)| name == axis).map_or(1, |(_, size)| *size)
@@ -49,7 +49,7 @@ impl Layout {
     }
 
     /// The order of work of the pipeline, for so many micro-batches of a step; `None` without a pipeline.
-    pub fn schedule(&self, micro_batches: usize) -> Result<Option<Schedule>, ScheduleError> {
+    pub fn schedule(&self, micro_batches: usize) -> Result<Option<PipelineSchedule>, ScheduleError> {
         let ranks = self.size(kolo_parallel::axes::PIPELINE);
         if ranks == 1 {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Layout {
 
 /// An exchange between the ranks of an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Exchange {
+pub struct PlannedExchange {
     pub axis: String,
     pub kind: CollectiveKind,
     /// Bytes of the tensor, by [`CollectiveKind`].
@@ -123,7 +123,7 @@ impl Compute {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pass {
     pub compute: Compute,
-    pub exchanges: Vec<Exchange>,
+    pub exchanges: Vec<PlannedExchange>,
 }
 
 impl Pass {
@@ -158,7 +158,7 @@ pub struct Transfer {
 
 /// Gradients, or weights, that travel as one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Bucket {
+pub struct PlannedBucket {
     pub kind: CollectiveKind,
     /// The axis whose ranks exchange it: `data`, or `pipeline` for weights that two stages read.
     pub axis: String,
@@ -191,7 +191,7 @@ impl DeviceMemory {
 
 /// What all ranks at one place of the pipeline do.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Role {
+pub struct RankRole {
     /// The place along the pipeline axis.
     pub place: usize,
     /// How many ranks do the same.
@@ -199,19 +199,19 @@ pub struct Role {
     /// Its stages, ascending.
     pub stages: Vec<usize>,
     /// Before the first micro-batch: weights that are gathered or received once per step.
-    pub before: Vec<Exchange>,
+    pub before: Vec<PlannedExchange>,
     /// Gradients as they become ready in the last backward pass, in that order.
-    pub buckets: Vec<Bucket>,
+    pub buckets: Vec<PlannedBucket>,
     /// Computing the new weights of its share.
     pub update: Compute,
     /// After the update: shares of new weights that are gathered.
-    pub after: Vec<Exchange>,
+    pub after: Vec<PlannedExchange>,
     pub memory: DeviceMemory,
     /// Parameters that it holds, shards of weights counted whole.
     pub parameters: f64,
 }
 
-impl Role {
+impl RankRole {
     /// Seconds for which it waits before its first micro-batch.
     pub fn before_seconds(&self) -> f64 {
         self.before.iter().map(|one| one.exposed).sum()
@@ -221,9 +221,9 @@ impl Role {
 /// A step, by its distinct roles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepModel {
-    pub layout: Layout,
+    pub layout: ParallelLayout,
     pub stages: Vec<StageModel>,
-    pub roles: Vec<Role>,
+    pub roles: Vec<RankRole>,
     /// Floating-point operations that the model itself takes, nothing computed twice, over all ranks.
     pub model_flops: f64,
     /// Peak operations per second of one device in this precision.
@@ -254,7 +254,7 @@ pub struct StepTimes {
 
 impl StepModel {
     /// The role that holds the most.
-    pub fn largest(&self) -> Option<&Role> {
+    pub fn largest(&self) -> Option<&RankRole> {
         self.roles.iter().max_by(|a, b| a.memory.total().total_cmp(&b.memory.total()))
     }
 

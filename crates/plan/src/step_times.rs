@@ -1,7 +1,7 @@
 //! How long a step takes, and where its time goes, by arithmetic: the simulator plays the same model event by event.
 
 use crate::schedule_cache::{ScheduleCache, followed};
-use crate::step_model::{Role, StageModel, StepModel, StepTimes};
+use crate::step_model::{RankRole, StageModel, StepModel, StepTimes};
 use kolo_parallel::schedules::{Durations, ScheduleError, StageDurations};
 use std::collections::BTreeMap;
 
@@ -30,11 +30,11 @@ impl StepModel {
     /// The same, with schedules that are known already.
     pub fn times_with(&self, schedules: &ScheduleCache) -> Result<StepTimes, ScheduleError> {
         let pipelined = self.pipelined(schedules)?;
-        let before = self.roles.iter().map(Role::before_seconds).fold(0.0, f64::max);
+        let before = self.roles.iter().map(RankRole::before_seconds).fold(0.0, f64::max);
         let tails: Vec<f64> = self.roles.iter().map(|role| self.tail(role)).collect();
         let end = pipelined.ends.iter().zip(&tails).map(|(end, tail)| end + tail).fold(0.0, f64::max);
         let seconds = before + end;
-        let busy = |role: &Role| self.micro_batch_seconds(role) * self.layout.micro_batches as f64;
+        let busy = |role: &RankRole| self.micro_batch_seconds(role) * self.layout.micro_batches as f64;
         let Some(role) = self.roles.iter().max_by(|a, b| busy(a).total_cmp(&busy(b))) else {
             return Ok(StepTimes::default());
         };
@@ -57,12 +57,12 @@ impl StepModel {
         Ok(StepTimes { seconds, compute, exposed, bubble, update, straggling, utilisation: ideal / seconds })
     }
 
-    fn micro_batch_seconds(&self, role: &Role) -> f64 {
+    fn micro_batch_seconds(&self, role: &RankRole) -> f64 {
         let stages = role.stages.iter().map(|stage| &self.stages[*stage]);
         stages.map(|stage| stage.forward.seconds() + stage.input.seconds() + stage.weight.seconds()).sum()
     }
 
-    fn exposed_in_passes(&self, role: &Role) -> BTreeMap<String, f64> {
+    fn exposed_in_passes(&self, role: &RankRole) -> BTreeMap<String, f64> {
         let mut exposed: BTreeMap<String, f64> = BTreeMap::new();
         for stage in role.stages.iter().map(|stage| &self.stages[*stage]) {
             for one in [&stage.forward, &stage.input, &stage.weight].into_iter().flat_map(|pass| &pass.exchanges) {
@@ -73,13 +73,13 @@ impl StepModel {
     }
 
     /// From the end of a rank's last backward pass to the end of its step.
-    pub(crate) fn tail(&self, role: &Role) -> f64 {
+    pub(crate) fn tail(&self, role: &RankRole) -> f64 {
         let after: f64 = role.after.iter().map(|one| one.exposed).sum();
         self.gradients_exposed(role) + role.update.seconds() + after
     }
 
     /// Seconds after the last backward pass at which the last bucket is there: they travel one behind the other.
-    pub(crate) fn gradients_exposed(&self, role: &Role) -> f64 {
+    pub(crate) fn gradients_exposed(&self, role: &RankRole) -> f64 {
         if !self.overlaps_gradients {
             return role.buckets.iter().map(|bucket| bucket.seconds).sum();
         }

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::supply::TrainingSamples;
 use kolo_data::LoadTimes;
-use kolo_data::prefetch::{Plan, Prefetch, Samples};
+use kolo_data::prefetch::{Prefetch, PrefetchPlan, Samples};
 use kolo_parallel::GrainShare;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ const BATCHES_MIN: usize = 3;
 pub fn pipeline_rate(job: &Arc<Job>, least: Duration) -> Result<PipelineRate, Error> {
     let recipe = Arc::new(TrainingSamples { job: Arc::clone(job), grains: GrainShare::run(0, job.grains) });
     let threads = job.loading.threads.max(1);
-    let plan = Plan {
+    let plan = PrefetchPlan {
         first: 0,
         end: usize::MAX,
         grains: job.grains,

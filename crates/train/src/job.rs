@@ -7,7 +7,7 @@ use crate::loss_scale;
 use crate::memory_settings::MemorySettings;
 use crate::optimizer::Optimizer;
 use crate::rate_scaling::RateScaling;
-use crate::schedule::Schedule;
+use crate::schedule::RateSchedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
 use kolo_exec::cpu::Cpu;
 use kolo_exec::{Executor, Offload, Precision};
@@ -122,7 +122,7 @@ pub struct Job {
     pub optimizer: Optimizer,
     /// Where that rate comes from.
     pub rate: RateScaling,
-    pub schedule: Schedule,
+    pub schedule: RateSchedule,
     /// The largest norm of a gradient; infinite if it is only measured.
     pub clip: Option<f32>,
     /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
@@ -372,7 +372,7 @@ struct TrainRules {
     total_steps: usize,
     optimizer: Optimizer,
     rate: RateScaling,
-    schedule: Schedule,
+    schedule: RateSchedule,
     clip: Option<f32>,
     precision: Precision,
     loss_scale: Option<f64>,
@@ -464,13 +464,13 @@ fn read_supply(kinds: &Kinds<'_>, model: &Settings, data: &Settings, seed: u64) 
 }
 
 /// How parameters follow their gradients, and the rate over the run.
-fn read_rule(train: &Settings, model: &dyn Model, steps: usize) -> Result<(Optimizer, Schedule), SettingError> {
+fn read_rule(train: &Settings, model: &dyn Model, steps: usize) -> Result<(Optimizer, RateSchedule), SettingError> {
     let optimizer = train.table_like("optimizer", "{ kind = \"adamw\" }")?;
     let optimizer = Optimizer::read_for(&optimizer, model.learning_rate())?;
     let schedule = train.table_like("schedule", "{ kind = \"cosine\" }")?;
     let schedule = match train.has("optimizer") || train.has("schedule") {
-        true => Schedule::read(&schedule, steps)?,
-        false => Schedule::recipe(steps),
+        true => RateSchedule::read(&schedule, steps)?,
+        false => RateSchedule::recipe(steps),
     };
     Ok((optimizer, schedule))
 }

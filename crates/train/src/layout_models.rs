@@ -22,7 +22,7 @@ use kolo_plan::device::Precision;
 use kolo_plan::schedule_cache::ScheduleCache;
 use kolo_plan::search::parallel::in_parallel;
 use kolo_plan::search::{Candidate, LayerChoices, LayoutModels, SearchSpace, SequenceSplit};
-use kolo_plan::step_model::{DeviceMemory, Layout, StepModel, StepTimes};
+use kolo_plan::step_model::{DeviceMemory, ParallelLayout, StepModel, StepTimes};
 use kolo_plan::{Counted, OpKindCost, RECOMPUTE_KINDS, fit_layers, op_kinds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -279,7 +279,7 @@ impl<'j> JobModels<'j> {
         parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map(drop).map_err(refused)
     }
 
-    fn layout(&self, candidate: &Candidate) -> Layout {
+    fn layout(&self, candidate: &Candidate) -> ParallelLayout {
         candidate.layout(self.job.batch, self.precision, self.algorithm)
     }
 

@@ -74,7 +74,7 @@ const FAR: u64 = 10;
 
 /// A way to run a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct FittingLayout {
     pub workers: usize,
     /// Threads of each.
     pub threads: usize,
@@ -107,10 +107,10 @@ impl ModelShares {
     }
 }
 
-impl Layout {
+impl FittingLayout {
     /// Whether another one does with as few workers and changes.
-    fn is_beside(&self, other: &Layout) -> bool {
-        let parts = |one: &Layout| {
+    fn is_beside(&self, other: &FittingLayout) -> bool {
+        let parts = |one: &FittingLayout| {
             let kept = [one.workers, one.recompute as usize, one.offload as usize, one.zero];
             kept.into_iter().chain(one.shares.all())
         };
@@ -121,7 +121,7 @@ impl Layout {
 /// A layout with the bytes of the worker that needs most, and how it differs from the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    pub layout: Layout,
+    pub layout: FittingLayout,
     pub bytes: u64,
     /// Assignments for `--set`.
     pub changes: Vec<String>,
@@ -129,7 +129,7 @@ pub struct Planned {
 
 impl std::fmt::Display for Planned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Layout { workers, threads, .. } = self.layout;
+        let FittingLayout { workers, threads, .. } = self.layout;
         write!(f, "{:<9} -n {workers} --threads {threads}", format_bytes(self.bytes))?;
         self.changes.iter().try_for_each(|change| write!(f, " --set {change}"))
     }
@@ -165,7 +165,7 @@ pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
     let space = Space::of(job, now)?;
     let mut found = Found::default();
     for (workers, shares) in space.meshes() {
-        let at = |recompute, offload, zero| Layout { offload, ..space.layout(workers, shares, recompute, zero) };
+        let at = |recompute, offload, zero| FittingLayout { offload, ..space.layout(workers, shares, recompute, zero) };
         let (most, offloads) = (space.zero_of(workers, shares), space.offloads());
         let last = offloads[offloads.len() - 1];
         // Recomputing blocks takes the least, or little more if there is not much to recompute: if it is far from fitting with
@@ -180,7 +180,7 @@ pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
             continue;
         }
         let kept = offloads.iter().flat_map(|offload| Recompute::ALL.map(|recompute| (recompute, *offload)));
-        let mut choices: Vec<Layout> =
+        let mut choices: Vec<FittingLayout> =
             kept.flat_map(|(recompute, offload)| (0..=most).map(move |zero| at(recompute, offload, zero))).collect();
         choices.sort_by_key(|layout| (space.changes(layout).len(), layout.recompute));
         for layout in choices {
@@ -208,7 +208,7 @@ struct Space<'j> {
     zero_max: usize,
     tensor_max: usize,
     /// As the job has it.
-    own: Layout,
+    own: FittingLayout,
     /// Parts of sums that workers of `tensor` share.
     slices: usize,
     tiles: usize,
@@ -223,7 +223,7 @@ impl<'j> Space<'j> {
         let sizes = job.parallel.layout(now.workers);
         let size = |key: &Key| sizes.get(key.name).copied().unwrap_or(key.default_count());
         let along = |axis: &str| sizes.get(axis).copied().unwrap_or(1);
-        let own = Layout {
+        let own = FittingLayout {
             workers: now.workers,
             threads: now.threads,
             recompute: job.parallel.recompute().usual(),
@@ -280,10 +280,10 @@ impl<'j> Space<'j> {
         if workers > shares.ranks() { self.zero_max } else { 0 }
     }
 
-    fn layout(&self, workers: usize, shares: ModelShares, recompute: Recompute, zero: usize) -> Layout {
+    fn layout(&self, workers: usize, shares: ModelShares, recompute: Recompute, zero: usize) -> FittingLayout {
         // The cores are shared by whoever is on them.
         let threads = (self.now.threads * self.now.workers / workers).max(1);
-        Layout { workers, threads, recompute, offload: self.own.offload, zero, shares }
+        FittingLayout { workers, threads, recompute, offload: self.own.offload, zero, shares }
     }
 
     /// From what the job leaves in the host's memory to the most that its device can.
@@ -295,7 +295,7 @@ impl<'j> Space<'j> {
     }
 
     /// Keys of `[parallel]` that differ from the job's.
-    fn keys(&self, layout: &Layout) -> Vec<(&'static str, usize)> {
+    fn keys(&self, layout: &FittingLayout) -> Vec<(&'static str, usize)> {
         let (shares, own) = (layout.shares, self.own.shares);
         let slices = self.slices.max(shares.tensor.next_power_of_two());
         // Tiles that a job has stay as they are.
@@ -312,7 +312,7 @@ impl<'j> Space<'j> {
         keys.into_iter().filter(|(_, value, own)| value != own).map(|(key, value, _)| (key, value)).collect()
     }
 
-    fn changes(&self, layout: &Layout) -> Vec<String> {
+    fn changes(&self, layout: &FittingLayout) -> Vec<String> {
         let keys = self.keys(layout).into_iter().map(|(key, value)| format!("parallel.{key}={value}"));
         let again = (layout.recompute != self.own.recompute).then(|| layout.recompute.name());
         let kept = (layout.offload != self.own.offload).then(|| layout.offload.name());
@@ -323,7 +323,7 @@ impl<'j> Space<'j> {
     }
 
     /// Plans a layout: bytes are those of the rank that needs most, or of the first copy of the model if that exceeds the limit. `None` if the job cannot have it.
-    fn plan(&self, layout: Layout, limit: u64) -> Result<Option<Planned>, Error> {
+    fn plan(&self, layout: FittingLayout, limit: u64) -> Result<Option<Planned>, Error> {
         let recompute = match layout.recompute == self.own.recompute {
             true => self.job.parallel.recompute().clone(),
             false => layout.recompute.into(),

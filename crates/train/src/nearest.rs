@@ -35,7 +35,7 @@ const WORKERS_DISTANCE: f64 = 1.1;
 
 /// A layout, as far as it may change.
 #[derive(Clone, Debug, PartialEq)]
-struct Layout {
+struct NearLayout {
     workers: usize,
     /// The values of [`TUNABLE`].
     counts: [usize; TUNABLE.len()],
@@ -48,7 +48,7 @@ struct Layout {
     lines: [usize; 2],
 }
 
-impl Layout {
+impl NearLayout {
     /// As a job file has it; `None` if one of its keys is no such thing, which is what to mend first.
     fn of(parallel: &Settings, workers: usize) -> Option<Self> {
         let mut counts = [0; TUNABLE.len()];
@@ -84,7 +84,7 @@ impl Layout {
     }
 
     /// What differs from another, as assignments of `--set`.
-    fn changes(&self, from: &Layout) -> Vec<String> {
+    fn changes(&self, from: &NearLayout) -> Vec<String> {
         let counts = TUNABLE.iter().zip(self.counts.iter().zip(&from.counts));
         let counts = counts.filter(|(_, (own, other))| own != other);
         let mut changes: Vec<String> =
@@ -99,7 +99,7 @@ impl Layout {
         changes
     }
 
-    fn distance(&self, from: &Layout) -> f64 {
+    fn distance(&self, from: &NearLayout) -> f64 {
         let octaves = |one: usize, other: usize| ((one.max(1) as f64) / (other.max(1) as f64)).log2().abs();
         let counts = TUNABLE.iter().zip(self.counts.iter().zip(&from.counts));
         let counts = counts.map(|(one, (own, other))| match one.unit {
@@ -114,7 +114,7 @@ impl Layout {
     }
 
     /// Puts it into the settings of `[parallel]`, but for what is as it was.
-    fn write(&self, from: &Layout, parallel: &mut Settings) {
+    fn write(&self, from: &NearLayout, parallel: &mut Settings) {
         for (one, (own, other)) in TUNABLE.iter().zip(self.counts.iter().zip(&from.counts)) {
             if own != other {
                 parallel.set(one.key.name, "job", Setting::Int(*own as i64));
@@ -150,7 +150,7 @@ impl Layout {
     }
 
     /// Whether it changes all that another one changes, and more.
-    fn goes_beyond(&self, other: &Layout, from: &Layout) -> bool {
+    fn goes_beyond(&self, other: &NearLayout, from: &NearLayout) -> bool {
         let own = self.changes(from);
         let workers = other.workers == from.workers || other.workers == self.workers;
         workers && other.changes(from).iter().all(|change| own.contains(change))
@@ -195,17 +195,17 @@ pub fn layouts(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Vec<String
 
 fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String>> {
     let fresh = || job_file::parse(&job_file::write(root), "job").ok();
-    let wanted = Layout::of(&root.table("parallel").ok()?, workers)?;
+    let wanted = NearLayout::of(&root.table("parallel").ok()?, workers)?;
     let mut plain = fresh()?;
     let counts = TUNABLE.map(|one| one.key.default_count());
-    let alone = Layout { counts, pairs: WHOLE, schedule: USUAL.name.into(), ..wanted.clone() };
+    let alone = NearLayout { counts, pairs: WHOLE, schedule: USUAL.name.into(), ..wanted.clone() };
     alone.write(&wanted, plain.table_mut("parallel", "job")?);
     // With no layout at all it can be read, so the layout is what is wrong.
     let job = Job::read_among(&plain, kinds).ok()?;
     let check = LayoutCheck::new(&job).ok()?;
     let mut tries = (NODES_MAX / check.nodes().max(1)).clamp(TRIES_MIN, TRIES_MAX);
     let mut orders = ORDERS_MAX;
-    let (mut found, mut unfit): (Vec<Layout>, Vec<Layout>) = (Vec::new(), Vec::new());
+    let (mut found, mut unfit): (Vec<NearLayout>, Vec<NearLayout>) = (Vec::new(), Vec::new());
     for layout in around(&wanted, job.grains) {
         if tries == 0 || orders == 0 || found.len() == NAMED_MAX {
             break;
@@ -230,7 +230,7 @@ fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String
             Err(_) => unfit.push(model),
         }
     }
-    let text = |layout: &Layout| {
+    let text = |layout: &NearLayout| {
         let changes = layout.changes(&wanted).into_iter().map(|change| format!(" --set {change}"));
         format!("-n {}{}", layout.workers, changes.collect::<String>())
     };
@@ -242,11 +242,11 @@ fn read_parallel(root: &Settings, kinds: &Kinds<'_>, job: &Job) -> Result<Parall
 }
 
 /// Layouts around one, the nearest first.
-fn around(wanted: &Layout, grains: usize) -> Vec<Layout> {
+fn around(wanted: &NearLayout, grains: usize) -> Vec<NearLayout> {
     let mut all = vec![wanted.clone()];
     for (at, tunable) in TUNABLE.iter().enumerate() {
         let values = near(tunable, wanted.counts[at]);
-        let with = |layout: &Layout, value: usize| {
+        let with = |layout: &NearLayout, value: usize| {
             let mut layout = layout.clone();
             layout.counts[at] = value;
             layout
@@ -256,8 +256,8 @@ fn around(wanted: &Layout, grains: usize) -> Vec<Layout> {
     }
     let all = all.iter().flat_map(|layout| with_schedules(layout).into_iter().flat_map(|one| with_slices(&one)));
     let all = all.flat_map(|layout| with_tiles(&layout));
-    let all: Vec<Layout> = all.flat_map(|layout| with_workers(&layout, grains)).collect();
-    let mut all: Vec<(f64, Layout)> = all.into_iter().map(|layout| (layout.distance(wanted), layout)).collect();
+    let all: Vec<NearLayout> = all.flat_map(|layout| with_workers(&layout, grains)).collect();
+    let mut all: Vec<(f64, NearLayout)> = all.into_iter().map(|layout| (layout.distance(wanted), layout)).collect();
     all.retain(|(_, layout)| layout != wanted);
     all.sort_by(|one, other| one.0.total_cmp(&other.0));
     all.into_iter().map(|(_, layout)| layout).collect()
@@ -276,16 +276,16 @@ fn near(tunable: &Tunable, value: usize) -> Vec<usize> {
     values
 }
 
-fn with_schedules(layout: &Layout) -> Vec<Layout> {
+fn with_schedules(layout: &NearLayout) -> Vec<NearLayout> {
     let chunked = FAMILIES.iter().filter(|family| family.has_chunks && layout.count(&keys::CHUNKS) > 1);
     let mut names = vec![layout.schedule.as_str(), USUAL.name];
     names.extend(chunked.map(|family| family.name));
     names.dedup();
-    names.into_iter().map(|name| Layout { schedule: name.into(), ..layout.clone() }).collect()
+    names.into_iter().map(|name| NearLayout { schedule: name.into(), ..layout.clone() }).collect()
 }
 
 /// With enough slices for whoever shares sums, and with fewer, too.
-fn with_slices(layout: &Layout) -> Vec<Layout> {
+fn with_slices(layout: &NearLayout) -> Vec<NearLayout> {
     let mut enough = layout.clone();
     if !layout.by_tokens {
         *enough.count_mut(&keys::TENSOR_SLICES) = 1;
@@ -309,7 +309,7 @@ fn with_slices(layout: &Layout) -> Vec<Layout> {
 }
 
 /// With fewer workers that share images, or enough tiles for them.
-fn with_tiles(layout: &Layout) -> Vec<Layout> {
+fn with_tiles(layout: &NearLayout) -> Vec<NearLayout> {
     let [spatial @ [rows, columns], tiles] = layout.pairs;
     let mut all = vec![layout.clone()];
     for fewer in [[1, 1], [rows / 2, columns], [rows, columns / 2]] {
@@ -321,7 +321,7 @@ fn with_tiles(layout: &Layout) -> Vec<Layout> {
     }
     // For a model without images.
     if layout.pairs != WHOLE {
-        all.push(Layout { pairs: WHOLE, ..layout.clone() });
+        all.push(NearLayout { pairs: WHOLE, ..layout.clone() });
     }
     let enough = std::array::from_fn(|at| tiles[at].max(spatial[at]).next_power_of_two());
     if enough != tiles {
@@ -333,11 +333,11 @@ fn with_tiles(layout: &Layout) -> Vec<Layout> {
 }
 
 /// With the number of workers that is wished for, if it can be, and with those below and above it that can.
-fn with_workers(layout: &Layout, grains: usize) -> Vec<Layout> {
+fn with_workers(layout: &NearLayout, grains: usize) -> Vec<NearLayout> {
     let unit = layout.unit();
     let sizes: Vec<usize> =
         (0..=grains.ilog2()).map(|power| unit << power).filter(|size| *size <= WORKERS_MAX).collect();
     let below = sizes.iter().rfind(|size| **size <= layout.workers);
     let above = sizes.iter().find(|size| **size > layout.workers);
-    below.into_iter().chain(above).map(|workers| Layout { workers: *workers, ..layout.clone() }).collect()
+    below.into_iter().chain(above).map(|workers| NearLayout { workers: *workers, ..layout.clone() }).collect()
 }

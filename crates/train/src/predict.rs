@@ -6,7 +6,7 @@
 use crate::error::Error;
 use crate::step::{optimise, prediction_inputs};
 use crate::supply;
-use kolo_data::prefetch::{Plan, Prefetch, Recipe};
+use kolo_data::prefetch::{Prefetch, PrefetchPlan, Recipe};
 use kolo_data::{Field, Kind, Source};
 use kolo_exec::{Executor, Memory, Options, Program, Session, Store};
 use kolo_graph::{Builder, Graph};
@@ -106,8 +106,14 @@ impl Predictor {
         // Several threads would not ask in order.
         let loader_threads = if source.in_order() { loader_threads.min(1) } else { loader_threads };
         let recipe = Arc::new(GivenSamples { source, columns, samples, batch });
-        let plan =
-            Plan { first: 0, end: steps, grains: 1, samples: batch, batches: BATCHES_AHEAD, threads: loader_threads };
+        let plan = PrefetchPlan {
+            first: 0,
+            end: steps,
+            grains: 1,
+            samples: batch,
+            batches: BATCHES_AHEAD,
+            threads: loader_threads,
+        };
         let mut loaders = Prefetch::start(recipe, plan, None);
         for step in 0..steps {
             loaders.take::<Error>(step, &mut |_| Ok(()))?;

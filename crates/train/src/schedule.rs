@@ -9,7 +9,7 @@ use kolo_graph::settings::{SettingError, Settings};
 
 /// How the learning rate moves over a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Schedule {
+pub struct RateSchedule {
     shape: Shape,
     warmup_steps: usize,
     total_steps: usize,
@@ -39,7 +39,7 @@ const FINAL_DIVISOR: f64 = 1e4;
 
 const KINDS: [&str; 5] = ["constant", "step", "linear", "cosine", "one-cycle"];
 
-impl Schedule {
+impl RateSchedule {
     /// Reads the schedule's table. Keys that the kind does not use are errors. Rates are fractions of the base rate.
     ///
     /// | kind | keys | meaning |
@@ -150,13 +150,13 @@ mod tests {
         settings
     }
 
-    fn schedule(kind: &str, total_steps: usize, keys: &[(&str, Setting)]) -> Schedule {
+    fn schedule(kind: &str, total_steps: usize, keys: &[(&str, Setting)]) -> RateSchedule {
         let mut settings = settings(keys);
         settings.set("kind", "job.toml:9", Setting::Text(kind.into()));
-        Schedule::read(&settings, total_steps).unwrap()
+        RateSchedule::read(&settings, total_steps).unwrap()
     }
 
-    fn check(schedule: &Schedule, base: f64, expected: &[(usize, f64)]) {
+    fn check(schedule: &RateSchedule, base: f64, expected: &[(usize, f64)]) {
         for &(step, rate) in expected {
             let found = schedule.rate(base, step);
             assert!((found - rate).abs() < 1e-12 * base, "step {step}: {found}, expected {rate}");
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn an_empty_table_is_constant() {
-        let schedule = Schedule::read(&settings(&[]), 10).unwrap();
+        let schedule = RateSchedule::read(&settings(&[]), 10).unwrap();
         check(&schedule, 0.1, &[(0, 0.1), (9, 0.1), (1000, 0.1)]);
     }
 
@@ -236,13 +236,13 @@ mod tests {
     fn mistakes_are_explained() {
         let kind = settings(&[("kind", Setting::Text("cosin".into()))]);
         assert_eq!(
-            Schedule::read(&kind, 10).unwrap_err().to_string(),
+            RateSchedule::read(&kind, 10).unwrap_err().to_string(),
             "job.toml:9: `train.schedule.kind` is \"cosin\", which is not known\n  hint: did you mean \"cosine\"? \
              The choices are constant, step, linear, cosine, one-cycle"
         );
         let unused = settings(&[("floor", Setting::Float(0.1))]);
         assert_eq!(
-            Schedule::read(&unused, 10).unwrap_err().to_string(),
+            RateSchedule::read(&unused, 10).unwrap_err().to_string(),
             "job.toml:9: unknown key `train.schedule.floor`\n  hint: the keys here are kind, warmup"
         );
     }

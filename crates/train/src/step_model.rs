@@ -18,7 +18,7 @@ use kolo_plan::anatomy::{Anatomy, product_flops};
 use kolo_plan::cluster::Cluster;
 use kolo_plan::collective::Algorithm;
 use kolo_plan::device::Precision;
-use kolo_plan::step_model::{Layout, StepModel};
+use kolo_plan::step_model::{ParallelLayout, StepModel};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -116,7 +116,7 @@ pub fn precision_of(job: &Job, system: Option<Precision>) -> Precision {
 }
 
 /// How the job lays itself out on so many workers. `precision` is that of the system, if it is not the job's.
-pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Result<Layout, Error> {
+pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Result<ParallelLayout, Error> {
     let mesh = job.parallel.mesh(workers, 0).map_err(|refusal| Error::workers(workers, refusal))?;
     let data = mesh.size(DATA);
     if !job.grains.is_multiple_of(data) {
@@ -127,7 +127,7 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
     let extra = job.parallel.layout(workers);
     let size = |key: &Key| extra.get(key.name).copied().unwrap_or(key.default_count());
     let schedule = job.parallel_setting(&keys::SCHEDULE);
-    Ok(Layout {
+    Ok(ParallelLayout {
         axes: mesh.axes().map(|(name, size)| (name.to_string(), size)).collect(),
         zero: size(&keys::ZERO),
         chunks: size(&keys::CHUNKS),
@@ -151,7 +151,7 @@ pub fn step_model(job: &Job, workers: usize, cluster: &Cluster, cache: &mut Anat
 /// The anatomy of a job as the system of a cluster runs it.
 pub fn anatomy_on(
     job: &Job,
-    layout: &Layout,
+    layout: &ParallelLayout,
     cluster: &Cluster,
     cache: &mut AnatomyCache,
 ) -> Result<Arc<Anatomy>, GraphError> {

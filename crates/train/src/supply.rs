@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::job::{Job, Loading};
 use crate::timeline::{DATA, Timeline};
 use kolo_comm::Watch;
-use kolo_data::prefetch::{Plan, Prefetch, Recipe, Samples, Tracer, Values};
+use kolo_data::prefetch::{Prefetch, PrefetchPlan, Recipe, Samples, Tracer, Values};
 use kolo_data::stream::{Route, Walk};
 use kolo_data::{Column, Field, Kind, Purpose, SampleCost, Source, epoch_order};
 use kolo_exec::Feed;
@@ -151,7 +151,7 @@ impl Recipe for HeldOutSamples {
 pub(crate) struct Supply {
     job: Arc<Job>,
     recipe: Arc<dyn Recipe>,
-    plan: Plan,
+    plan: PrefetchPlan,
     made: Made,
     /// Lanes that share the making.
     lanes: usize,
@@ -181,7 +181,7 @@ impl Supply {
     /// The samples of a worker that computes these grains of each step, on so many lanes.
     pub fn of_training(job: &Arc<Job>, grains: GrainShare, lanes: usize) -> Self {
         let recipe = Arc::new(TrainingSamples { job: Arc::clone(job), grains });
-        let plan = Plan { grains: grains.count(), samples: job.grain_batch(), ..plan(job, job.total_steps) };
+        let plan = PrefetchPlan { grains: grains.count(), samples: job.grain_batch(), ..plan(job, job.total_steps) };
         Self::new(job, recipe, plan, lanes)
     }
 
@@ -189,10 +189,10 @@ impl Supply {
     pub fn of_evaluation(job: &Arc<Job>, batch: usize, (rank, ranks): (usize, usize)) -> Self {
         let turns = job.split.held_out_len().div_ceil(batch).saturating_sub(rank).div_ceil(ranks);
         let recipe = Arc::new(HeldOutSamples { job: Arc::clone(job), batch, rank, ranks });
-        Self::new(job, recipe, Plan { samples: batch, ..plan(job, turns) }, 1)
+        Self::new(job, recipe, PrefetchPlan { samples: batch, ..plan(job, turns) }, 1)
     }
 
-    fn new(job: &Arc<Job>, recipe: Arc<dyn Recipe>, plan: Plan, lanes: usize) -> Self {
+    fn new(job: &Arc<Job>, recipe: Arc<dyn Recipe>, plan: PrefetchPlan, lanes: usize) -> Self {
         let made = match by_lanes(job, plan.grains * plan.samples) {
             true => Made::ByLanes((0..plan.grains).map(|_| Mutex::new(Vec::with_capacity(plan.samples))).collect()),
             false => Made::Ahead(None),
@@ -212,7 +212,7 @@ impl Supply {
             });
             tracer
         });
-        Prefetch::start(Arc::clone(&self.recipe), Plan { first: step, ..self.plan }, tracer)
+        Prefetch::start(Arc::clone(&self.recipe), PrefetchPlan { first: step, ..self.plan }, tracer)
     }
 
     /// Waits until the samples of `step` are there. A job that has ended elsewhere ends the wait; so does `stop`, with
@@ -288,9 +288,9 @@ impl Supply {
     }
 }
 
-fn plan(job: &Job, end: usize) -> Plan {
+fn plan(job: &Job, end: usize) -> PrefetchPlan {
     let Loading { batches, threads, .. } = job.loading;
-    Plan { first: 0, end, grains: 1, samples: 1, batches, threads }
+    PrefetchPlan { first: 0, end, grains: 1, samples: 1, batches, threads }
 }
 
 /// Makes the samples of a grain where the step reads them.

@@ -12,7 +12,7 @@ use crate::record::{Record, RecordColumn};
 use crate::shards::{self, Shards};
 use crate::stream::StreamKind;
 use columns::Part;
-use index::{Place, ShardIndex};
+use index::{MemberPlace, ShardIndex};
 use kolo_graph::settings::Settings;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ struct WebDataset {
 #[derive(Debug, Default)]
 struct Samples {
     endings: Vec<String>,
-    members: Vec<Place>,
+    members: Vec<MemberPlace>,
     /// The number of the first member of each sample.
     starts: Vec<usize>,
     /// Whether some sample has two images with plain endings.
@@ -111,7 +111,8 @@ impl Samples {
         }
         let before = self.members.len();
         self.starts.extend(index.starts.iter().map(|start| before + *start as usize));
-        let places = index.members.iter().map(|place| Place { ending: number[usize::from(place.ending)], ..*place });
+        let places =
+            index.members.iter().map(|place| MemberPlace { ending: number[usize::from(place.ending)], ..*place });
         self.members.extend(places);
         let is_image: Vec<bool> =
             self.endings.iter().map(|ending| columns::IMAGES.contains(&ending.as_str())).collect();
@@ -123,7 +124,7 @@ impl Samples {
     }
 
     /// The members of a sample.
-    fn of(&self, sample: usize) -> &[Place] {
+    fn of(&self, sample: usize) -> &[MemberPlace] {
         let end = self.starts.get(sample + 1).map_or(self.members.len(), |next| *next);
         &self.members[self.starts[sample]..end]
     }
@@ -144,7 +145,7 @@ impl WebDataset {
     }
 
     /// The first few members with each ending, and the sample that each belongs to.
-    fn first_members(&self, endings: usize) -> Vec<Vec<(usize, Place)>> {
+    fn first_members(&self, endings: usize) -> Vec<Vec<(usize, MemberPlace)>> {
         let mut first = vec![Vec::new(); endings];
         for sample in 0..self.samples.starts.len() {
             for place in self.samples.of(sample) {
@@ -157,8 +158,8 @@ impl WebDataset {
         first
     }
 
-    fn contents_of(&self, members: &[(usize, Place)]) -> Result<Vec<Vec<u8>>, ReadError> {
-        let read = |(sample, place): &(usize, Place)| {
+    fn contents_of(&self, members: &[(usize, MemberPlace)]) -> Result<Vec<Vec<u8>>, ReadError> {
+        let read = |(sample, place): &(usize, MemberPlace)| {
             let mut bytes = Vec::new();
             self.shards.contents(self.shard_of(*sample))?.read_into(place.offset, place.bytes.into(), &mut bytes)?;
             Ok(bytes)

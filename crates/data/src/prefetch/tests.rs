@@ -75,7 +75,7 @@ fn order(source: Count) -> Arc<Order> {
 }
 
 fn start(order: &Arc<Order>, batches: usize, threads: usize) -> Prefetch {
-    let plan = Plan { first: 2, end: 40, grains: 3, samples: 2, batches, threads };
+    let plan = PrefetchPlan { first: 2, end: 40, grains: 3, samples: 2, batches, threads };
     Prefetch::start(Arc::clone(order) as Arc<dyn Recipe>, plan, None)
 }
 
@@ -189,7 +189,7 @@ fn every_grain_is_traced() {
         assert!(thread < 2 && start <= end);
         lock(&sink).push(step);
     });
-    let plan = Plan { first: 0, end: 4, grains: 3, samples: 2, batches: 2, threads: 2 };
+    let plan = PrefetchPlan { first: 0, end: 4, grains: 3, samples: 2, batches: 2, threads: 2 };
     let mut prefetch = Prefetch::start(order(Count::default()), plan, Some(tracer));
     for step in 0..4 {
         prefetch.take(step, &mut |_| Ok::<(), ReadError>(())).unwrap();

@@ -105,7 +105,7 @@ struct Entry {
 pub(crate) struct StreamWalk {
     source: Arc<FileSource>,
     stream: Arc<StreamFiles>,
-    state: Mutex<State>,
+    state: Mutex<WalkState>,
 }
 
 /// What a walk needs to know beside its route.
@@ -123,7 +123,7 @@ pub(crate) struct WalkSettings {
 }
 
 #[derive(Debug)]
-struct State {
+struct WalkState {
     settings: WalkSettings,
     route: Route,
     epoch: usize,
@@ -145,7 +145,7 @@ struct State {
 impl StreamWalk {
     pub fn new(source: Arc<FileSource>, stream: Arc<StreamFiles>, route: Route, settings: WalkSettings) -> Self {
         let epoch = route.epoch(route.first_step);
-        let mut state = State {
+        let mut state = WalkState {
             settings,
             route,
             epoch,
@@ -214,7 +214,7 @@ fn order_of(route: &Route, settings: &WalkSettings, epoch: usize) -> BufferedOrd
     BufferedOrder::new(settings.seed, epoch, route.split.len_of(route.purpose), settings.buffer)
 }
 
-impl State {
+impl WalkState {
     /// The record of sample number `at` of this purpose in the epoch at hand.
     fn key(&self, at: usize) -> Key {
         (self.epoch, self.route.split.sample_of(self.route.purpose, at))

@@ -1,7 +1,7 @@
 //! Memory of the copies around exchanges, counted before any is made.
 
 use kolo_graph::collective::Movement;
-use kolo_graph::layout::{Arena, Layout, Place, align};
+use kolo_graph::layout::{Arena, BufferPlace, Layout, align};
 use kolo_graph::{Graph, Node, NodeId, Type, ValueId};
 use std::collections::HashMap;
 
@@ -63,7 +63,7 @@ impl Staged<'_> {
     fn bucket(&self, ids: &[ValueId]) -> usize {
         let bytes = |id: &ValueId| align(self.graph.ty(*id).bytes());
         let mut ends = ids.iter().map(|id| {
-            let Place { arena, offset, within } = self.layout.places[id.0 as usize]?;
+            let BufferPlace { arena, offset, within } = self.layout.places[id.0 as usize]?;
             let base = if arena == Arena::Store { *self.params.get(&offset)? } else { offset };
             Some((arena, base + within, base + within + bytes(id)))
         });

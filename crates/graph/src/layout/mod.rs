@@ -46,14 +46,14 @@ pub enum Arena {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BufferPlace {
     pub arena: Arena,
     pub offset: usize,
     /// Bytes further on, if it is a piece of what lies there.
     pub within: usize,
 }
 
-impl Place {
+impl BufferPlace {
     fn at(arena: Arena, offset: usize) -> Self {
         Self { arena, offset, within: 0 }
     }
@@ -69,7 +69,7 @@ pub struct Layout {
     pub grain: Vec<NodeId>,
     pub after: Vec<NodeId>,
     /// By value; `None` for values of dead nodes and for those that are never stored.
-    pub places: Vec<Option<Place>>,
+    pub places: Vec<Option<BufferPlace>>,
     pub grain_input_bytes: usize,
     pub step_input_bytes: usize,
     pub grain_bytes: usize,
@@ -87,7 +87,7 @@ pub struct Layout {
 /// Memory that a node has for itself while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scratch {
-    pub place: Place,
+    pub place: BufferPlace,
     pub bytes: usize,
 }
 

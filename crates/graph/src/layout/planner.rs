@@ -3,7 +3,7 @@
 use super::alias::{Part, Reads, becoming, first_reads, is_stored, parts, shift};
 use super::fit::{Life, first_fit};
 use super::packs::{made_in_packs, packed_in_store};
-use super::{Abilities, Arena, Layout, Place, Scratch, Sums, align};
+use super::{Abilities, Arena, BufferPlace, Layout, Scratch, Sums, align};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::piece::Join;
 use crate::sources::{GrainSum, Input};
@@ -124,9 +124,9 @@ impl<'g> Planner<'g> {
         self.place(layout);
     }
 
-    fn sum_place(&self, sum: ValueId) -> Place {
+    fn sum_place(&self, sum: ValueId) -> BufferPlace {
         let offset = self.sum_places[sum.0 as usize].expect("every sum that runs has its place");
-        Place::at(Arena::Sum, offset)
+        BufferPlace::at(Arena::Sum, offset)
     }
 
     fn arena(&self, position: usize) -> Arena {
@@ -168,7 +168,8 @@ impl<'g> Planner<'g> {
             return;
         }
         let joined = node.op.is::<Join>().then(|| self.joined(node, layout)).flatten();
-        let packed = || self.in_store.get(&self.order[position]).map(|first| Place::at(Arena::Store, first.0 as usize));
+        let packed =
+            || self.in_store.get(&self.order[position]).map(|first| BufferPlace::at(Arena::Store, first.0 as usize));
         if let Some(place) = joined.or_else(packed) {
             layout.places[output.0 as usize] = Some(place);
             return;
@@ -179,12 +180,12 @@ impl<'g> Planner<'g> {
     }
 
     /// Where the output of a node lies that is a source, a sum over grains or kept by the host.
-    fn fixed_place(&self, position: usize, layout: &mut Layout) -> Option<Place> {
+    fn fixed_place(&self, position: usize, layout: &mut Layout) -> Option<BufferPlace> {
         let node = self.graph.node(self.order[position]);
         let output = node.outputs[0];
         let bytes = align(self.graph.ty(output).bytes());
         if is_stored(&*node.op) {
-            return Some(Place::at(Arena::Store, output.0 as usize));
+            return Some(BufferPlace::at(Arena::Store, output.0 as usize));
         }
         if node.op.is::<GrainSum>() {
             return Some(self.sum_place(output));
@@ -200,7 +201,7 @@ impl<'g> Planner<'g> {
             return None;
         };
         *size += bytes;
-        Some(Place::at(arena, *size - bytes))
+        Some(BufferPlace::at(arena, *size - bytes))
     }
 
     /// Gives each output of a node the place of its sum or packed tensor, that of an input it may overwrite, or a new one.
@@ -266,11 +267,11 @@ impl<'g> Planner<'g> {
 
     /// Where all inputs of a join lie, if it is what a state becomes and nobody else reads it, and they lie side by side
     /// where that state is.
-    fn joined(&self, node: &Node, layout: &Layout) -> Option<Place> {
+    fn joined(&self, node: &Node, layout: &Layout) -> Option<BufferPlace> {
         let output = node.outputs[0];
         let is_wanted = self.is_wanted[output.0 as usize];
         let (state, _) = self.becomes[output.0 as usize].filter(|(_, at)| *at == 0 && !is_wanted)?;
-        let start = Place::at(Arena::Store, state.0 as usize);
+        let start = BufferPlace::at(Arena::Store, state.0 as usize);
         let mut bytes = 0;
         for input in &node.inputs {
             if layout.places[input.0 as usize] != Some(start.further(bytes)) {
@@ -324,12 +325,12 @@ impl<'g> Planner<'g> {
         }
         for (node, block) in &self.scratch {
             let Block { life, arena, offset } = self.blocks[*block];
-            layout.scratch.insert(*node, Scratch { place: Place::at(arena, offset), bytes: life.bytes });
+            layout.scratch.insert(*node, Scratch { place: BufferPlace::at(arena, offset), bytes: life.bytes });
         }
         for (value, block) in self.block_of.iter().enumerate() {
             if let Some(block) = block {
                 let block = &self.blocks[*block];
-                layout.places[value] = Some(Place::at(block.arena, block.offset).further(self.shifts[value]));
+                layout.places[value] = Some(BufferPlace::at(block.arena, block.offset).further(self.shifts[value]));
             }
         }
     }

@@ -4,18 +4,18 @@
 //! to zero around: whoever compares gradients of a deep network element by element must allow for it.
 
 use super::shape::Shape;
-use super::winograd::{Plan, WeightPlan};
+use super::winograd::{WeightPlan, WinogradPlan};
 use super::{correlate, weights};
 use kolo_graph::CpuCx;
 
 pub fn forward_scratch(shape: &Shape, threads: usize) -> usize {
     let direct = correlate::forward_scratch(shape, threads);
-    Plan::forward(shape).map_or(direct, |plan| plan.scratch_bytes(threads, direct))
+    WinogradPlan::forward(shape).map_or(direct, |plan| plan.scratch_bytes(threads, direct))
 }
 
 /// `y[n, o] = bias[o] + Σ weight[o, c, tap] · x[n, c, …]`.
 pub fn forward(shape: &Shape, cx: &CpuCx<'_>, x: &[f32], weight: &[f32], bias: Option<&[f32]>, y: &mut [f32]) {
-    let Some(plan) = Plan::forward(shape) else {
+    let Some(plan) = WinogradPlan::forward(shape) else {
         return correlate::forward(shape, (cx.team, cx.scratch()), x, weight, bias, y);
     };
     let (image, grid) = (shape.inputs * shape.image_pixels(), shape.outputs * shape.grid_pixels());
@@ -29,12 +29,12 @@ pub fn forward(shape: &Shape, cx: &CpuCx<'_>, x: &[f32], weight: &[f32], bias: O
 
 pub fn input_grad_scratch(shape: &Shape, threads: usize) -> usize {
     let direct = correlate::input_grad_scratch(shape, threads);
-    Plan::input_grad(shape).map_or(direct, |plan| plan.scratch_bytes(threads, direct))
+    WinogradPlan::input_grad(shape).map_or(direct, |plan| plan.scratch_bytes(threads, direct))
 }
 
 /// `dx[n, c] = bias[c] + Σ weight[o, c, tap] · grad[n, o, …]` over the outputs that read the pixel.
 pub fn input_grad(shape: &Shape, cx: &CpuCx<'_>, weight: &[f32], grad: &[f32], bias: Option<&[f32]>, dx: &mut [f32]) {
-    let Some(plan) = Plan::input_grad(shape) else {
+    let Some(plan) = WinogradPlan::input_grad(shape) else {
         return correlate::input_grad(shape, (cx.team, cx.scratch()), weight, grad, bias, dx);
     };
     let (image, grid) = (shape.inputs * shape.image_pixels(), shape.outputs * shape.grid_pixels());

@@ -1,7 +1,7 @@
 //! The graph that a rank runs, by a plan.
 
 use super::cut::{Cut, Sharding};
-use super::plan::{Choice, Need, Parts, Plan};
+use super::plan::{Choice, Need, PartitionPlan, Parts};
 use kolo_graph::collective::{AllToAll, AxisGather, AxisJoin, AxisScatter, AxisSum};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
@@ -39,7 +39,7 @@ impl Group {
 }
 
 /// The graph of one rank. The number of ranks divides that of the slices.
-pub fn lower(graph: &Graph, plan: &Plan, group: &Group) -> Graph {
+pub fn lower(graph: &Graph, plan: &PartitionPlan, group: &Group) -> Graph {
     let own = group.slices(group.rank, plan.slices);
     let sums = PendingSums::new(graph);
     let mut lowering = Lowering { rebuild: Rebuild::new(graph), plan, group, own, made: HashMap::new(), sums };
@@ -55,7 +55,7 @@ type Made = HashMap<(ValueId, Need, Range<usize>, Option<Stage>), ValueId>;
 
 struct Lowering<'g> {
     rebuild: Rebuild<'g>,
-    plan: &'g Plan,
+    plan: &'g PartitionPlan,
     group: &'g Group,
     own: Range<usize>,
     made: Made,

@@ -12,4 +12,4 @@ mod plan;
 
 pub use cut::{Cut, Sharding};
 pub use lower::{Group, lower};
-pub use plan::{Choice, Plan, Planes, Rules, plan, unfit_for_ring};
+pub use plan::{Choice, PartitionPlan, Planes, Rules, plan, unfit_for_ring};

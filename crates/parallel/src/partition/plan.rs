@@ -106,7 +106,7 @@ pub struct Parts {
 
 /// The plan of a graph for so many slices.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct PartitionPlan {
     pub slices: usize,
     /// Of every value.
     pub shardings: Vec<Sharding>,
@@ -118,7 +118,7 @@ pub struct Plan {
     pub planes: bool,
 }
 
-impl Plan {
+impl PartitionPlan {
     pub fn of(&self, id: ValueId) -> &Sharding {
         &self.shardings[id.0 as usize]
     }
@@ -135,7 +135,7 @@ impl Plan {
 }
 
 /// Makes the plan.
-pub fn plan(graph: &Graph, slices: usize, rules: &Rules) -> Plan {
+pub fn plan(graph: &Graph, slices: usize, rules: &Rules) -> PartitionPlan {
     let mut arranged: HashMap<NodeId, Arrangement> = HashMap::new();
     for _ in 0..PASSES_MAX {
         let mut pass = Pass::new(graph, slices, rules, &arranged);
@@ -205,10 +205,10 @@ impl<'g> Pass<'g> {
     }
 
     /// Nothing is split.
-    fn whole(self) -> Plan {
+    fn whole(self) -> PartitionPlan {
         let shardings = vec![Sharding::Replicated; self.graph.values.len()];
         let choices = vec![Choice::Whole; self.graph.nodes.len()];
-        Plan { slices: self.slices, shardings, choices, ring: false, planes: false }
+        PartitionPlan { slices: self.slices, shardings, choices, ring: false, planes: false }
     }
 
     fn get(&self, id: ValueId) -> Option<&Sharding> {
@@ -680,11 +680,11 @@ impl<'g> Pass<'g> {
         self.token_cut(&ty.shape).filter(|_| activation).map_or(Sharding::Replicated, Sharding::Sharded)
     }
 
-    fn finish(mut self) -> Plan {
+    fn finish(mut self) -> PartitionPlan {
         self.cut_early();
         let shardings = self.shardings.into_iter().map(|one| one.unwrap_or(Sharding::Replicated)).collect();
         let (ring, planes) = (self.rules.ring, self.rules.planes.is_some());
-        Plan { slices: self.slices, shardings, choices: self.choices, ring, planes }
+        PartitionPlan { slices: self.slices, shardings, choices: self.choices, ring, planes }
     }
 
     /// Computes in parts what is computed whole and then only used in parts.

@@ -2,7 +2,7 @@
 //! sums. Each is a half of all grains, so that the sum is that of one worker.
 
 use super::lower::{Lowering, receive, send};
-use super::schedule::{Direction, Schedule};
+use super::schedule::{Direction, PipelineSchedule};
 use kolo_graph::collective::AfterGrains;
 use kolo_graph::sources::{Full, GrainSum};
 use kolo_graph::{DType, Node, Op, ValueId};
@@ -10,7 +10,7 @@ use kolo_ops::elementwise::Add;
 use std::sync::Arc;
 
 /// The micro-batches of each direction, if each has a half of all in a row: a half is a subtree of the sum over grains.
-pub(super) fn halves(schedule: &Schedule) -> Option<[usize; 2]> {
+pub(super) fn halves(schedule: &PipelineSchedule) -> Option<[usize; 2]> {
     let directions = &schedule.placement.directions;
     let half = directions.len() / 2;
     let starts = match directions.first()? {

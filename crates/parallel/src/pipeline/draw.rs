@@ -7,7 +7,7 @@ pub use svg::{ACTIONS_DRAWN_MAX, draw_svg};
 pub use terminal::{COLUMNS_MIN, draw_text};
 
 use super::cost::Timeline;
-use super::schedule::{Action, ActionKind, Direction, Schedule};
+use super::schedule::{Action, ActionKind, Direction, PipelineSchedule};
 use super::verified::Verified;
 
 /// What the legend calls a kind.
@@ -21,7 +21,7 @@ fn legend(kind: ActionKind) -> &'static str {
 }
 
 /// The kinds and directions that a schedule has, in the order of a legend.
-fn used_kinds(schedule: &Schedule) -> Vec<(ActionKind, Direction)> {
+fn used_kinds(schedule: &PipelineSchedule) -> Vec<(ActionKind, Direction)> {
     let all = schedule.actions.iter().flatten();
     let mut used: Vec<_> = all.map(|action| (action.kind, schedule.placement.directions[action.micro_batch])).collect();
     used.sort_unstable_by_key(|(kind, direction)| (*direction, *kind));
@@ -30,18 +30,18 @@ fn used_kinds(schedule: &Schedule) -> Vec<(ActionKind, Direction)> {
 }
 
 /// Whether a rank runs several stages of one direction, so that a micro-batch alone does not say which.
-fn has_chunks(schedule: &Schedule) -> bool {
+fn has_chunks(schedule: &PipelineSchedule) -> bool {
     let several = |ranks: &Vec<usize>| ranks.len() > schedule.ranks;
     several(&schedule.placement.down) || schedule.placement.up.as_ref().is_some_and(several)
 }
 
-fn is_up(schedule: &Schedule, action: Action) -> bool {
+fn is_up(schedule: &PipelineSchedule, action: Action) -> bool {
     schedule.placement.directions[action.micro_batch] == Direction::Up
 }
 
 /// Sizes; time, waiting and memory.
 fn summary(verified: &Verified, timeline: &Timeline) -> [String; 2] {
-    let Schedule { ranks, stages, micro_batches, .. } = *verified.schedule();
+    let PipelineSchedule { ranks, stages, micro_batches, .. } = *verified.schedule();
     let peak = (0..ranks).map(|rank| verified.rank_peak(rank)).max().unwrap_or(0);
     let (time, bubble) = (short(timeline.total), 100.0 * timeline.bubble_share());
     [

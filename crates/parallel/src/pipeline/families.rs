@@ -10,7 +10,7 @@ mod one_forward_one_backward;
 mod zero_bubble;
 
 use super::error::ScheduleError;
-use super::schedule::{Action, Schedule, StagePlacement, check_counts};
+use super::schedule::{Action, PipelineSchedule, StagePlacement, check_counts};
 
 /// What a family is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +30,15 @@ impl Sizes {
     }
 
     /// A schedule with stages placed in turn.
-    fn schedule(self, actions: Vec<Vec<Action>>) -> Schedule {
+    fn schedule(self, actions: Vec<Vec<Action>>) -> PipelineSchedule {
         let placement = StagePlacement::round_robin(self.ranks, self.stages(), self.micro_batches);
-        Schedule { ranks: self.ranks, stages: self.stages(), micro_batches: self.micro_batches, placement, actions }
+        PipelineSchedule {
+            ranks: self.ranks,
+            stages: self.stages(),
+            micro_batches: self.micro_batches,
+            placement,
+            actions,
+        }
     }
 }
 
@@ -43,14 +49,14 @@ pub struct Family {
     pub name: &'static str,
     /// What it is, in one line.
     pub about: &'static str,
-    build: fn(Sizes) -> Result<Schedule, ScheduleError>,
+    build: fn(Sizes) -> Result<PipelineSchedule, ScheduleError>,
     /// Whether a rank may have several chunks.
     pub has_chunks: bool,
 }
 
 impl Family {
     /// The schedule for these sizes. An error says which sizes would be possible.
-    pub fn schedule(&self, sizes: Sizes) -> Result<Schedule, ScheduleError> {
+    pub fn schedule(&self, sizes: Sizes) -> Result<PipelineSchedule, ScheduleError> {
         if sizes.chunks == 0 {
             return Err(ScheduleError::size("a rank needs chunks of the model".into(), "chunks are 1 or more".into()));
         }

@@ -161,7 +161,7 @@ impl fmt::Display for Channel {
 /// The fields can hold anything. [`verify`](super::verify()) says whether it is a schedule; the methods here need
 /// [`check_sizes`](Self::check_sizes) to have passed, and numbers in range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct PipelineSchedule {
     /// Ranks along the axis `pipeline`.
     pub ranks: usize,
     /// Parts of the model, in the order of the forward pass.
@@ -173,7 +173,7 @@ pub struct Schedule {
     pub actions: Vec<Vec<Action>>,
 }
 
-impl Schedule {
+impl PipelineSchedule {
     /// The rank that runs a stage on a micro-batch.
     pub fn rank_of(&self, stage: usize, micro_batch: usize) -> usize {
         match (&self.placement.up, self.placement.directions[micro_batch]) {

@@ -4,7 +4,7 @@
 //! turn. A slot is taken again when its last grain is done on this rank and what that sent was read. No rank may have two grains
 //! in one slot, and nobody may wait in a circle.
 
-use super::schedule::{Action, Direction, Schedule};
+use super::schedule::{Action, Direction, PipelineSchedule};
 
 /// The slot of every grain, and how many there are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// The fewest that do. The schedule is proven.
-    pub fn find(schedule: &Schedule) -> Self {
+    pub fn find(schedule: &PipelineSchedule) -> Self {
         let turns = turns(schedule);
         let slots = |count: usize| Self { count, of_grain: turns.iter().map(|turn| turn % count).collect() };
         let fits =
@@ -26,7 +26,7 @@ impl Slots {
 }
 
 /// When each grain sets out, relative to the others.
-fn turns(schedule: &Schedule) -> Vec<usize> {
+fn turns(schedule: &PipelineSchedule) -> Vec<usize> {
     let mut next = [0; 2];
     let two = schedule.placement.up.is_some();
     let turn = |direction: &Direction| {
@@ -39,7 +39,7 @@ fn turns(schedule: &Schedule) -> Vec<usize> {
 }
 
 /// Whether no rank has two grains in one slot at a time.
-fn is_alone(schedule: &Schedule, slots: &Slots) -> bool {
+fn is_alone(schedule: &PipelineSchedule, slots: &Slots) -> bool {
     schedule.actions.iter().all(|actions| {
         let mut left = vec![0usize; schedule.micro_batches];
         actions.iter().for_each(|action| left[action.micro_batch] += 1);
@@ -58,7 +58,7 @@ fn is_alone(schedule: &Schedule, slots: &Slots) -> bool {
 type Reader = (usize, usize);
 
 /// Whether a step ends though a slot is free only when what its last grain sent is being read.
-fn ends(schedule: &Schedule, slots: &Slots) -> bool {
+fn ends(schedule: &PipelineSchedule, slots: &Slots) -> bool {
     let readers = readers(schedule);
     let mut next = vec![0; schedule.ranks];
     // What the last grain of each slot has sent, on each rank.
@@ -88,7 +88,7 @@ fn ends(schedule: &Schedule, slots: &Slots) -> bool {
 }
 
 /// Where the forward and the backward pass of every cell stand.
-fn readers(schedule: &Schedule) -> Vec<[Option<usize>; 2]> {
+fn readers(schedule: &PipelineSchedule) -> Vec<[Option<usize>; 2]> {
     let mut places = vec![[None; 2]; schedule.stages * schedule.micro_batches];
     for actions in &schedule.actions {
         for (at, action) in actions.iter().enumerate() {
@@ -101,7 +101,7 @@ fn readers(schedule: &Schedule) -> Vec<[Option<usize>; 2]> {
 }
 
 fn find(
-    schedule: &Schedule,
+    schedule: &PipelineSchedule,
     places: &[[Option<usize>; 2]],
     (pass, stage, grain): (usize, usize, usize),
 ) -> Option<Reader> {
@@ -109,7 +109,7 @@ fn find(
 }
 
 /// The pass that another rank runs with what this action makes.
-fn read_by(schedule: &Schedule, action: Action) -> Option<(usize, usize, usize)> {
+fn read_by(schedule: &PipelineSchedule, action: Action) -> Option<(usize, usize, usize)> {
     let channel = schedule.sends(action)?;
     let forward = channel.pass == super::schedule::Pass::Forward;
     let stage = if forward { action.stage + 1 } else { action.stage.checked_sub(1)? };
@@ -117,7 +117,7 @@ fn read_by(schedule: &Schedule, action: Action) -> Option<(usize, usize, usize)>
 }
 
 /// The pass that makes what this action reads.
-fn writer(schedule: &Schedule, places: &[[Option<usize>; 2]], action: Action) -> Option<Reader> {
+fn writer(schedule: &PipelineSchedule, places: &[[Option<usize>; 2]], action: Action) -> Option<Reader> {
     let (pass, stage, _) = schedule.waits_for(action)?;
     find(schedule, places, (pass as usize, stage, action.micro_batch))
 }

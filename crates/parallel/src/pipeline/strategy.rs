@@ -3,7 +3,7 @@
 use super::directions::halves;
 use super::families::{FAMILIES, Sizes, USUAL, family};
 use super::lower::{BACKWARD, FORWARD, PIPELINE, Ranks, WEIGHTS, lower};
-use super::schedule::{Action, ActionKind, Direction, Schedule, StagePlacement};
+use super::schedule::{Action, ActionKind, Direction, PipelineSchedule, StagePlacement};
 use super::slots::Slots;
 use super::stages::Stages;
 use super::{Verified, text, verify};
@@ -94,7 +94,7 @@ fn read_file(path: &str) -> io::Result<Vec<u8>> {
 enum Recipe {
     /// By the name of its family.
     Family(String),
-    File(Arc<Schedule>),
+    File(Arc<PipelineSchedule>),
 }
 
 /// Pipeline parallelism with its settings.
@@ -114,7 +114,7 @@ fn refusal(error: &super::ScheduleError) -> Refusal {
 
 impl Pipeline {
     /// The schedule for so many grains of a data rank.
-    pub fn schedule_of(&self, grains: usize) -> Result<Schedule, Refusal> {
+    pub fn schedule_of(&self, grains: usize) -> Result<PipelineSchedule, Refusal> {
         let schedule = match &self.recipe {
             Recipe::Family(name) => {
                 let sizes = Sizes { ranks: self.ranks, micro_batches: grains, chunks: self.chunks };
@@ -142,7 +142,7 @@ impl Pipeline {
         Ok(schedule)
     }
 
-    fn splits_backward(schedule: &Schedule) -> Result<bool, Refusal> {
+    fn splits_backward(schedule: &PipelineSchedule) -> Result<bool, Refusal> {
         let has = |kind: ActionKind| schedule.actions.iter().flatten().any(|action| action.kind == kind);
         match (has(ActionKind::Backward), has(ActionKind::BackwardInput)) {
             (true, true) => {
@@ -178,7 +178,7 @@ impl Pipeline {
 }
 
 /// Refuses a schedule in which a rank adds the gradients of a stage in another order than that of the grains.
-fn check_order_of_sums(schedule: &Schedule, verified: &Verified) -> Result<(), Refusal> {
+fn check_order_of_sums(schedule: &PipelineSchedule, verified: &Verified) -> Result<(), Refusal> {
     let stages = |rank: usize| schedule.stages_of(rank).into_iter().map(move |stage| (rank, stage));
     for (rank, stage) in (0..schedule.ranks).flat_map(stages) {
         let added = verified.gradients(rank, stage);
@@ -197,7 +197,7 @@ fn check_order_of_sums(schedule: &Schedule, verified: &Verified) -> Result<(), R
 }
 
 /// What a rank does in a step by a schedule that is proven.
-fn order(schedule: &Schedule, rank: usize, split_backward: bool) -> Order {
+fn order(schedule: &PipelineSchedule, rank: usize, split_backward: bool) -> Order {
     let placement = &schedule.placement;
     let of_stage = [placement.down.clone()].into_iter().chain(placement.up.clone()).collect();
     let ranks = Ranks { of_stage, ranks: schedule.ranks, rank, split_backward };
@@ -257,7 +257,7 @@ impl Strategy for Pipeline {
         }
         Ok(lower(&graph, &stages, &Ranks { of_stage, ranks, rank: mesh.coordinate(PIPELINE), split_backward }))
     }
-    fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<Schedule>, Refusal> {
+    fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<PipelineSchedule>, Refusal> {
         match mesh.size(PIPELINE) {
             1 => Ok(None),
             _ => self.schedule_of(grains).map(Some),

@@ -10,7 +10,7 @@ mod verdicts;
 use super::*;
 use kolo_graph::rng::Stream;
 
-pub fn build(name: &str, ranks: usize, micro_batches: usize, chunks: usize) -> Schedule {
+pub fn build(name: &str, ranks: usize, micro_batches: usize, chunks: usize) -> PipelineSchedule {
     let sizes = Sizes { ranks, micro_batches, chunks };
     family(name).unwrap().schedule(sizes).unwrap_or_else(|error| panic!("{name} {sizes:?}: {error}"))
 }
@@ -20,7 +20,7 @@ pub fn all_small(
     ranks_max: usize,
     micro_batches_max: usize,
     chunks_max: usize,
-) -> Vec<(&'static str, Sizes, Schedule)> {
+) -> Vec<(&'static str, Sizes, PipelineSchedule)> {
     let mut all = Vec::new();
     for family in &FAMILIES {
         for ranks in 1..=ranks_max {

@@ -4,7 +4,7 @@
 //! limits of a schedule before it keeps more. It checks the form only; [`verify`](super::verify()) says whether it is right.
 
 use super::error::ScheduleError;
-use super::schedule::{Action, ActionKind, Direction, Schedule, StagePlacement, check_counts};
+use super::schedule::{Action, ActionKind, Direction, PipelineSchedule, StagePlacement, check_counts};
 use std::fmt;
 
 /// The longest text that is read. The longest that a schedule within the limits prints is shorter.
@@ -12,7 +12,7 @@ pub const TEXT_BYTES_MAX: usize = 16 << 20;
 /// The longest part of a text that a message repeats.
 const SHOWN_CHARS_MAX: usize = 40;
 
-impl fmt::Display for Schedule {
+impl fmt::Display for PipelineSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { placement, .. } = self;
         writeln!(f, "ranks: {}\nstages: {}\nmicro-batches: {}", self.ranks, self.stages, self.micro_batches)?;
@@ -46,21 +46,21 @@ fn ranges(directions: &[Direction]) -> String {
 }
 
 /// Reads the text form from bytes that may be anything.
-pub fn parse_bytes(bytes: &[u8]) -> Result<Schedule, ScheduleError> {
+pub fn parse_bytes(bytes: &[u8]) -> Result<PipelineSchedule, ScheduleError> {
     check_length(bytes.len())?;
     match std::str::from_utf8(bytes) {
         Ok(text) => parse(text),
         Err(error) => {
             let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
             let (line, last) = before.split('\n').enumerate().last().unwrap_or((0, ""));
-            let at = Place { line: line + 1, column: last.chars().count() + 1 };
+            let at = TextPosition { line: line + 1, column: last.chars().count() + 1 };
             at.error("these bytes are not UTF-8".into(), "a schedule is a text file")
         }
     }
 }
 
 /// Reads the text form.
-pub fn parse(text: &str) -> Result<Schedule, ScheduleError> {
+pub fn parse(text: &str) -> Result<PipelineSchedule, ScheduleError> {
     check_length(text.len())?;
     let mut parser = Parser::default();
     let mut lines = 0;
@@ -68,7 +68,7 @@ pub fn parse(text: &str) -> Result<Schedule, ScheduleError> {
         lines = number + 1;
         parser.line(lines, line)?;
     }
-    parser.finish(Place { line: lines.max(1), column: 1 })
+    parser.finish(TextPosition { line: lines.max(1), column: 1 })
 }
 
 fn check_length(bytes: usize) -> Result<(), ScheduleError> {
@@ -81,12 +81,12 @@ fn check_length(bytes: usize) -> Result<(), ScheduleError> {
 
 /// A place in the text, from 1.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TextPosition {
     line: usize,
     column: usize,
 }
 
-impl Place {
+impl TextPosition {
     fn error<T>(self, message: String, hint: &str) -> Result<T, ScheduleError> {
         Err(ScheduleError::Text { line: self.line, column: self.column, message, hint: hint.into() })
     }
@@ -95,7 +95,7 @@ impl Place {
 /// A word of the text where it stands.
 #[derive(Clone, Copy, Debug)]
 struct Word<'t> {
-    place: Place,
+    place: TextPosition,
     text: &'t str,
 }
 
@@ -140,7 +140,7 @@ fn words(line_number: usize, line: &str, from: usize) -> impl Iterator<Item = Wo
         column += rest[..rest.len() - trimmed.len()].chars().count();
         let end = trimmed.find(char::is_whitespace).unwrap_or(trimmed.len());
         let (text, after) = trimmed.split_at(end);
-        let place = Place { line: line_number, column };
+        let place = TextPosition { line: line_number, column };
         (rest, column) = (after, column + text.chars().count());
         (!text.is_empty()).then_some(Word { place, text })
     })
@@ -224,7 +224,7 @@ impl Parser {
 
     fn rank<'t>(
         &mut self,
-        place: Place,
+        place: TextPosition,
         rank: usize,
         values: impl Iterator<Item = Word<'t>>,
     ) -> Result<(), ScheduleError> {
@@ -242,7 +242,7 @@ impl Parser {
         set(&mut self.ranks[rank], place, actions)
     }
 
-    fn finish(self, end: Place) -> Result<Schedule, ScheduleError> {
+    fn finish(self, end: TextPosition) -> Result<PipelineSchedule, ScheduleError> {
         let Some([ranks, stages, micro_batches]) = self.known() else {
             let missing = COUNTS.into_iter().zip(self.counts).find(|(_, count)| count.is_none());
             let name = missing.map_or("ranks", |(name, _)| name);
@@ -268,11 +268,11 @@ impl Parser {
         }
         let actions = self.ranks.into_iter().flatten().collect();
         let placement = StagePlacement { down, up: self.up, directions };
-        Ok(Schedule { ranks, stages, micro_batches, placement, actions })
+        Ok(PipelineSchedule { ranks, stages, micro_batches, placement, actions })
     }
 }
 
-fn set<T>(field: &mut Option<T>, place: Place, value: T) -> Result<(), ScheduleError> {
+fn set<T>(field: &mut Option<T>, place: TextPosition, value: T) -> Result<(), ScheduleError> {
     match field.replace(value) {
         Some(_) => place.error("this line was given before".into(), "give every line once"),
         None => Ok(()),
@@ -280,7 +280,7 @@ fn set<T>(field: &mut Option<T>, place: Place, value: T) -> Result<(), ScheduleE
 }
 
 fn placement<'t>(
-    place: Place,
+    place: TextPosition,
     values: impl Iterator<Item = Word<'t>>,
     ranks: usize,
     stages: usize,

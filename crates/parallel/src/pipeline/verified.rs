@@ -3,7 +3,7 @@
 
 mod unread;
 
-use super::schedule::{Action, ActionKind, Channel, Schedule};
+use super::schedule::{Action, ActionKind, Channel, PipelineSchedule};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An action with its place.
@@ -25,19 +25,19 @@ pub struct ChannelOrder {
 /// A schedule that [`verify`](super::verify()) has proven right.
 #[derive(Clone, Debug)]
 pub struct Verified {
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     order: Vec<Step>,
     channels: Vec<ChannelOrder>,
     slots: Slots,
 }
 
 impl Verified {
-    pub(super) fn new(schedule: Schedule, order: Vec<Step>, channels: Vec<ChannelOrder>) -> Self {
+    pub(super) fn new(schedule: PipelineSchedule, order: Vec<Step>, channels: Vec<ChannelOrder>) -> Self {
         let slots = Slots::assign(&schedule);
         Self { schedule, order, channels, slots }
     }
 
-    pub fn schedule(&self) -> &Schedule {
+    pub fn schedule(&self) -> &PipelineSchedule {
         &self.schedule
     }
 
@@ -113,7 +113,7 @@ struct Slots {
 
 impl Slots {
     /// The lowest free slot for each forward pass: no assignment needs fewer.
-    fn assign(schedule: &Schedule) -> Self {
+    fn assign(schedule: &PipelineSchedule) -> Self {
         let of_cell = vec![0; schedule.stages * schedule.micro_batches];
         let mut slots = Self { of_cell, peaks: BTreeMap::new(), rank_peaks: schedule.rank_peaks() };
         for (rank, actions) in schedule.actions.iter().enumerate() {

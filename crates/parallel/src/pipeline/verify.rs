@@ -13,12 +13,12 @@
 //! of the schedule on symbolic values.
 
 use super::error::{ScheduleError, Wait};
-use super::schedule::{Action, ActionKind, Channel, Pass, Schedule};
+use super::schedule::{Action, ActionKind, Channel, Pass, PipelineSchedule};
 use super::verified::{ChannelOrder, Step, Verified};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Proves a schedule right, or says what is wrong with it: rank, position, action and what it misses.
-pub fn verify(schedule: &Schedule) -> Result<Verified, ScheduleError> {
+pub fn verify(schedule: &PipelineSchedule) -> Result<Verified, ScheduleError> {
     schedule.check_sizes()?;
     let positions = Positions::find(schedule)?;
     positions.check_complete()?;
@@ -32,13 +32,13 @@ const NOWHERE: u32 = u32::MAX;
 
 /// Where each action stands in the list of its rank.
 struct Positions<'s> {
-    schedule: &'s Schedule,
+    schedule: &'s PipelineSchedule,
     /// By stage, micro-batch and kind.
     table: Vec<u32>,
 }
 
 impl<'s> Positions<'s> {
-    fn find(schedule: &'s Schedule) -> Result<Self, ScheduleError> {
+    fn find(schedule: &'s PipelineSchedule) -> Result<Self, ScheduleError> {
         let cells = schedule.stages * schedule.micro_batches;
         let mut positions = Self { schedule, table: vec![NOWHERE; cells * ActionKind::ALL.len()] };
         for (rank, actions) in schedule.actions.iter().enumerate() {
@@ -61,7 +61,7 @@ impl<'s> Positions<'s> {
     fn add(&mut self, rank: usize, position: usize, action: Action) -> Result<(), ScheduleError> {
         let error =
             |message: String, hint: String| Err(ScheduleError::Action { rank, position, action, message, hint });
-        let Schedule { stages, micro_batches, .. } = *self.schedule;
+        let PipelineSchedule { stages, micro_batches, .. } = *self.schedule;
         if action.stage >= stages {
             return error("names a stage that does not exist".into(), format!("stages are 0 to {}", stages - 1));
         }
@@ -154,7 +154,7 @@ impl<'s> Positions<'s> {
 
     /// Runs all ranks as far as they get. The order in which they did is one in which everything is made before it is read.
     fn run(&self) -> Result<Vec<Step>, ScheduleError> {
-        let Schedule { ranks, ref actions, .. } = *self.schedule;
+        let PipelineSchedule { ranks, ref actions, .. } = *self.schedule;
         let mut next = vec![0; ranks];
         let mut done = vec![false; self.table.len()];
         let mut waiting: BTreeMap<usize, usize> = BTreeMap::new();
@@ -201,7 +201,7 @@ impl<'s> Positions<'s> {
 }
 
 /// The messages of each channel, in order. The sender's and the reader's must be the same.
-fn channels(schedule: &Schedule) -> Result<Vec<ChannelOrder>, ScheduleError> {
+fn channels(schedule: &PipelineSchedule) -> Result<Vec<ChannelOrder>, ScheduleError> {
     let mut sent: BTreeMap<Channel, Vec<Action>> = BTreeMap::new();
     for action in schedule.actions.iter().flatten() {
         if let Some(channel) = schedule.sends(*action) {

@@ -3,7 +3,7 @@
 use super::{UnitCosts, UnitTimes, accumulation, hide};
 use crate::anatomy::Anatomy;
 use crate::cluster::Cluster;
-use crate::step_model::{Layout, Role, StageModel, StepModel};
+use crate::step_model::{ParallelLayout, RankRole, StageModel, StepModel};
 use kolo_parallel::axes::PIPELINE;
 
 /// What has to pass before a rank can start, and after it is done, of the work of the stages before it.
@@ -35,7 +35,7 @@ struct UnitWork {
 
 impl UnitTimes {
     /// With what adding gradients takes, and what that hides. Gathered weights may add to it.
-    fn work(&self, parameters: f64, layout: &Layout, cluster: &Cluster) -> UnitWork {
+    fn work(&self, parameters: f64, layout: &ParallelLayout, cluster: &Cluster) -> UnitWork {
         let weight = self.weight.compute.seconds() + accumulation(parameters, layout, cluster).seconds();
         let mut travelling = self.input.exchanges.clone();
         if cluster.system.overlaps_layers {
@@ -50,7 +50,7 @@ impl UnitTimes {
 impl UnitCosts {
     /// Seconds that a step takes at least, whatever its stages: one of p ranks has at least a p-th of the work, and those in
     /// front of it hold it up.
-    pub(crate) fn least_seconds(&self, anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> f64 {
+    pub(crate) fn least_seconds(&self, anatomy: &Anatomy, layout: &ParallelLayout, cluster: &Cluster) -> f64 {
         let (mut total, mut busiest, mut forward_share) = (0.0, 0.0f64, 1.0f64);
         let places = layout.size(PIPELINE) as f64;
         let micro_batches = layout.micro_batches as f64;
@@ -89,9 +89,9 @@ pub fn lower_bound(model: &StepModel) -> f64 {
         Reach::Forward => stage.forward.seconds(),
         Reach::Nothing => 0.0,
     };
-    let work = |role: &Role| role.stages.iter().filter_map(|at| model.stages.get(*at)).map(whole).sum::<f64>();
+    let work = |role: &RankRole| role.stages.iter().filter_map(|at| model.stages.get(*at)).map(whole).sum::<f64>();
     let works: Vec<f64> = model.roles.iter().map(work).collect();
-    let of_role = |(place, role): (usize, &Role)| {
+    let of_role = |(place, role): (usize, &RankRole)| {
         // A rank of a pipeline in two directions has half of the micro-batches of each of two places.
         let work = match reach == Reach::Nothing && works.len() > 1 {
             true => 0.5 * (works[place] + works[works.len() - 1 - place]),
@@ -103,7 +103,7 @@ pub fn lower_bound(model: &StepModel) -> f64 {
     };
     let passed = model.roles.iter().enumerate().map(of_role).fold(0.0, f64::max);
     let tail = model.roles.iter().map(|role| model.tail(role)).fold(f64::INFINITY, f64::min);
-    let before = model.roles.iter().map(Role::before_seconds).fold(0.0, f64::max);
+    let before = model.roles.iter().map(RankRole::before_seconds).fold(0.0, f64::max);
     let tail = if tail.is_finite() { tail } else { 0.0 };
     (before + passed + tail) * model.layout.straggling(model.jitter)
 }

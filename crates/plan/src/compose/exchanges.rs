@@ -3,7 +3,7 @@
 use super::{Composition, UnitTimes, hide};
 use crate::anatomy::Unit;
 use crate::collective::{self, Algorithm, CollectiveKind};
-use crate::step_model::{Bucket, Exchange, StageModel};
+use crate::step_model::{PlannedBucket, PlannedExchange, StageModel};
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
 
@@ -12,9 +12,9 @@ const CYCLES_WAITED: f64 = 1.5;
 
 impl Composition<'_> {
     /// An exchange along the data axis.
-    fn of_data(&self, kind: CollectiveKind, bytes: f64) -> Exchange {
+    fn of_data(&self, kind: CollectiveKind, bytes: f64) -> PlannedExchange {
         let seconds = collective::seconds(kind, self.layout.algorithm, bytes, &self.data_span);
-        Exchange { axis: DATA.into(), kind, bytes, times: 1.0, seconds, exposed: seconds }
+        PlannedExchange { axis: DATA.into(), kind, bytes, times: 1.0, seconds, exposed: seconds }
     }
 
     /// A gathered weight is as wide as products read it.
@@ -52,7 +52,7 @@ impl Composition<'_> {
     }
 
     /// Once before the first micro-batch: weights of a pipeline's rank that lie in shares, and weights of another stage.
-    pub(super) fn before(&self, own: &[usize], stages: &[StageModel]) -> Vec<Exchange> {
+    pub(super) fn before(&self, own: &[usize], stages: &[StageModel]) -> Vec<PlannedExchange> {
         let mut all = Vec::new();
         let data = self.layout.size(DATA);
         if self.gathers_each_use() {
@@ -72,7 +72,7 @@ impl Composition<'_> {
         if borrowed > 0.0 {
             let (bytes, span) = (self.weight_bytes(borrowed), self.span(PIPELINE));
             let seconds = collective::seconds(CollectiveKind::Send, Algorithm::Fastest, bytes, &span);
-            all.push(Exchange {
+            all.push(PlannedExchange {
                 axis: PIPELINE.into(),
                 kind: CollectiveKind::Send,
                 bytes,
@@ -103,7 +103,7 @@ impl Composition<'_> {
     }
 
     /// Gradients in the order in which the last backward pass makes them.
-    pub(super) fn buckets(&self, own: &[usize]) -> Vec<Bucket> {
+    pub(super) fn buckets(&self, own: &[usize]) -> Vec<PlannedBucket> {
         let mut buckets = Vec::new();
         let borrowed = self.borrowed(own);
         let mut left: f64 =
@@ -112,7 +112,7 @@ impl Composition<'_> {
             let (bytes, span) = (self.gradient_bytes(borrowed), self.span(PIPELINE));
             let seconds = collective::seconds(CollectiveKind::Send, Algorithm::Fastest, bytes, &span);
             let axis = PIPELINE.into();
-            buckets.push(Bucket { kind: CollectiveKind::Send, axis, bytes, seconds, ready_before_end: 0.0 });
+            buckets.push(PlannedBucket { kind: CollectiveKind::Send, axis, bytes, seconds, ready_before_end: 0.0 });
         }
         if self.layout.size(DATA) == 1 || self.gathers_each_use() {
             return buckets;
@@ -120,8 +120,8 @@ impl Composition<'_> {
         let kind = if self.layout.zero > 0 { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
         let mut waiting = 0.0;
         let mut close = |waiting: &mut f64, ready_before_end: f64| {
-            let Exchange { bytes, seconds, .. } = self.of_data(kind, *waiting);
-            buckets.push(Bucket { kind, axis: DATA.into(), bytes, seconds, ready_before_end });
+            let PlannedExchange { bytes, seconds, .. } = self.of_data(kind, *waiting);
+            buckets.push(PlannedBucket { kind, axis: DATA.into(), bytes, seconds, ready_before_end });
             *waiting = 0.0;
         };
         for (at, unit) in own.iter().rev().flat_map(|stage| self.units_of(*stage).rev()) {
@@ -142,7 +142,7 @@ impl Composition<'_> {
     }
 
     /// New weights of other ranks' shares.
-    pub(super) fn after(&self, parameters: f64) -> Vec<Exchange> {
+    pub(super) fn after(&self, parameters: f64) -> Vec<PlannedExchange> {
         match self.layout.zero {
             1 | 2 if self.layout.size(DATA) > 1 => {
                 vec![self.of_data(CollectiveKind::AllGather, self.weight_bytes(parameters))]

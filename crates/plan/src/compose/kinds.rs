@@ -3,7 +3,7 @@
 use crate::anatomy::Anatomy;
 use crate::cluster::Cluster;
 use crate::op_cost::Runner;
-use crate::step_model::{Compute, Exchange, Layout, StepModel};
+use crate::step_model::{Compute, ParallelLayout, PlannedExchange, StepModel};
 use kolo_parallel::axes::PIPELINE;
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ impl OpKindCost {
 
 /// Every kind of op of a step with its costs, the dearest first. `model` is that of the same anatomy, layout and cluster.
 pub fn op_kinds(anatomy: &Anatomy, model: &StepModel, cluster: &Cluster) -> Vec<OpKindCost> {
-    let Layout { precision, micro_batches, .. } = model.layout;
+    let ParallelLayout { precision, micro_batches, .. } = model.layout;
     let system = &cluster.system;
     let runner = Runner::new(&cluster.device, precision, system);
     let places = model.layout.size(PIPELINE) as f64;
@@ -97,7 +97,7 @@ fn add_shared_work(kinds: &mut BTreeMap<String, OpKindCost>, model: &StepModel, 
 
 /// Collectives, as far as nothing hides them.
 fn add_exchanges(kinds: &mut BTreeMap<String, OpKindCost>, model: &StepModel, places: f64) {
-    let mut add = |exchange: &Exchange, times: f64| {
+    let mut add = |exchange: &PlannedExchange, times: f64| {
         let kind = kinds.entry(format!("{} along {}", exchange.kind.name(), exchange.axis)).or_default();
         kind.exposed += exchange.exposed * times;
         kind.calls += exchange.times * times;
@@ -113,7 +113,7 @@ fn add_exchanges(kinds: &mut BTreeMap<String, OpKindCost>, model: &StepModel, pl
             let (axis, kind, seconds) = (bucket.axis.clone(), bucket.kind, bucket.seconds);
             let exposed = model.gradients_exposed(role);
             let times = role.buckets.len() as f64;
-            add(&Exchange { axis, kind, bytes: bucket.bytes, times, seconds, exposed }, 1.0 / places);
+            add(&PlannedExchange { axis, kind, bytes: bucket.bytes, times, seconds, exposed }, 1.0 / places);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::counted::Counted;
 use crate::mixed::KINDS;
 use crate::schedule_cache::ScheduleCache;
-use crate::step_model::Layout;
+use crate::step_model::ParallelLayout;
 use kolo_parallel::Recompute;
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ struct UnitChoice {
 
 /// The choices of a unit of a rank.
 #[derive(Clone, Debug, PartialEq)]
-struct Place {
+struct UnitChoices {
     /// The layer, if it is one.
     layer: Option<usize>,
     /// Whether a stage of the rank begins here.
@@ -64,7 +64,7 @@ struct History(Vec<(usize, Recompute)>);
 /// steps in which all layers compute the same again, by [`Recompute`]. `None` if nothing fits.
 pub fn fit_layers(
     all: [&Counted; KINDS],
-    layout: &Layout,
+    layout: &ParallelLayout,
     cluster: &Cluster,
     schedules: &ScheduleCache,
     memory: f64,
@@ -102,14 +102,14 @@ pub fn fit_layers(
 }
 
 /// The units of a rank's stages with their choices: only layers have more than one.
-fn places(compositions: &[Composition<'_>], own: &[usize], layers: usize) -> Vec<Place> {
+fn places(compositions: &[Composition<'_>], own: &[usize], layers: usize) -> Vec<UnitChoices> {
     let mut places = Vec::new();
     for stage in own {
         for (nth, at) in compositions[0].stages[*stage].clone().enumerate() {
             let layer = at.checked_sub(1).filter(|layer| *layer < layers);
             let kinds = if layer.is_some() { &Recompute::ALL[..] } else { &[Recompute::None] };
             let choices = kinds.iter().map(|what| compositions[*what as usize].choice(at, *what)).collect();
-            places.push(Place { layer, begins_stage: nth == 0, choices });
+            places.push(UnitChoices { layer, begins_stage: nth == 0, choices });
         }
     }
     places
@@ -129,7 +129,7 @@ impl Composition<'_> {
 }
 
 /// The choices that take the least time in a budget, one for each place.
-fn least(places: &[Place], budget: Budget) -> Option<Vec<Recompute>> {
+fn least(places: &[UnitChoices], budget: Budget) -> Option<Vec<Recompute>> {
     let mut history = History::default();
     let start = Chosen { saved: 0, picoseconds: 0, history: usize::MAX };
     let mut known: BTreeMap<Tops, Vec<Chosen>> = BTreeMap::from([((0, 0), vec![start])]);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     /// Layers whose choices cost what the seed draws, on stages of at most four.
-    fn drawn(seed: &mut u64, layers: usize) -> Vec<Place> {
+    fn drawn(seed: &mut u64, layers: usize) -> Vec<UnitChoices> {
         let place = |layer: usize, seed: &mut u64| {
             let mut choice = |what, saved, transient, seconds| UnitChoice {
                 what,
@@ -220,13 +220,13 @@ mod tests {
                 choice(Recompute::Selective, 25, 30, 20),
                 choice(Recompute::Blocks, 10, 60, 40),
             ];
-            Place { layer: Some(layer), begins_stage: layer.is_multiple_of(4), choices }
+            UnitChoices { layer: Some(layer), begins_stage: layer.is_multiple_of(4), choices }
         };
         (0..layers).map(|layer| place(layer, seed)).collect()
     }
 
     /// The time and the memory of a choice, by the definition of memory.rs.
-    fn cost(places: &[Place], choices: &[usize], budget: Budget) -> (i64, f64) {
+    fn cost(places: &[UnitChoices], choices: &[usize], budget: Budget) -> (i64, f64) {
         let chosen: Vec<UnitChoice> = places.iter().zip(choices).map(|(place, at)| place.choices[*at]).collect();
         let (mut top, mut begin) = (0, 0);
         for end in 1..=places.len() {

@@ -3,7 +3,7 @@
 use super::Composition;
 use crate::anatomy::Unit;
 use crate::schedule_cache::ScheduleCache;
-use crate::step_model::{DeviceMemory, Layout};
+use crate::step_model::{DeviceMemory, ParallelLayout};
 use kolo_exec::Offload;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Refusal;
@@ -31,7 +31,7 @@ impl Composition<'_> {
     }
 
     pub(super) fn memory(&self, own: &[usize], parameters: f64, in_flight: f64) -> DeviceMemory {
-        let Layout { zero, precision, .. } = *self.layout;
+        let ParallelLayout { zero, precision, .. } = *self.layout;
         let data = self.layout.size(DATA) as f64;
         let share = |from: usize| if zero >= from { data } else { 1.0 };
         let gradient = self.cluster.system.gradient_bytes as f64;

@@ -2,7 +2,7 @@
 
 use crate::collective::Algorithm;
 use crate::device::Precision;
-use crate::step_model::Layout;
+use crate::step_model::ParallelLayout;
 use kolo_parallel::Recompute;
 use kolo_parallel::axes::{DATA, PIPELINE, TENSOR};
 use kolo_parallel::keys::{self, SequenceSplit};
@@ -70,7 +70,7 @@ impl Candidate {
     }
 
     /// The layout for a batch of so many samples.
-    pub fn layout(&self, batch: usize, precision: Precision, algorithm: Algorithm) -> Layout {
+    pub fn layout(&self, batch: usize, precision: Precision, algorithm: Algorithm) -> ParallelLayout {
         let mut axes = vec![(DATA.to_string(), self.data)];
         if self.pipeline > 1 {
             axes.push((PIPELINE.into(), self.pipeline));
@@ -81,7 +81,7 @@ impl Candidate {
         if self.tensor > 1 {
             axes.push((TENSOR.into(), self.tensor));
         }
-        Layout {
+        ParallelLayout {
             axes,
             zero: self.zero,
             chunks: self.chunks,

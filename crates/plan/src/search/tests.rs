@@ -5,7 +5,7 @@ use super::*;
 use crate::collective::{Algorithm, CollectiveKind, seconds};
 use crate::device::Precision;
 use crate::simulate::{Conditions, simulate_step};
-use crate::step_model::{Bucket, Compute, DeviceMemory, Exchange, Pass, Role, StageModel, Transfer};
+use crate::step_model::{Compute, DeviceMemory, Pass, PlannedBucket, PlannedExchange, RankRole, StageModel, Transfer};
 
 #[test]
 fn candidates_have_all_devices_and_share_the_batch() {
@@ -67,7 +67,7 @@ impl Toy {
             let seconds = seconds(CollectiveKind::AllReduce, Algorithm::Fastest, bytes, &span) * layers;
             let axis = "tensor".to_string();
             let kind = CollectiveKind::AllReduce;
-            exchanges.push(Exchange { axis, kind, bytes, times: layers, seconds, exposed: seconds });
+            exchanges.push(PlannedExchange { axis, kind, bytes, times: layers, seconds, exposed: seconds });
         }
         Pass { compute, exchanges }
     }
@@ -101,13 +101,13 @@ impl LayoutModels for Toy {
                 / candidate.tensor as f64,
             ..DeviceMemory::default()
         };
-        let role = |place: usize| Role {
+        let role = |place: usize| RankRole {
             place,
             ranks: candidate.devices() / candidate.pipeline,
             stages: (0..candidate.chunks).map(|chunk| chunk * candidate.pipeline + place).collect(),
             before: Vec::new(),
             buckets: (0..4)
-                .map(|at| Bucket {
+                .map(|at| PlannedBucket {
                     kind: CollectiveKind::AllReduce,
                     axis: "data".into(),
                     bytes: bytes / 4.0,

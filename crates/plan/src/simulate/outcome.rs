@@ -55,7 +55,7 @@ pub enum SimulationError {
     #[error("role {role} of replica {replica} waits for {what}, which never arrives")]
     Stuck { role: usize, replica: usize, what: String },
     #[error("{0}")]
-    Schedule(String),
+    PipelineSchedule(String),
     #[error("the simulation has more than {0} events\n  hint: simulate fewer micro-batches, or leave out the noise")]
     TooLong(u64),
 }

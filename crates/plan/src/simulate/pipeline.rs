@@ -1,7 +1,7 @@
 //! Scripts of the ranks of a pipeline, from the schedule that they run.
 
 use super::script::{Act, Scenario, Script};
-use kolo_parallel::schedules::{Action, Channel, Pass, Schedule};
+use kolo_parallel::schedules::{Action, Channel, Pass, PipelineSchedule};
 
 /// What the ranks of a pipeline do beside what the schedule says.
 pub struct PipelineActs<'a> {
@@ -20,7 +20,7 @@ impl std::fmt::Debug for PipelineActs<'_> {
 }
 
 /// Adds a script for every rank of the schedule.
-pub fn pipeline_scripts(scenario: &mut Scenario, schedule: &Schedule, parts: &PipelineActs<'_>) {
+pub fn pipeline_scripts(scenario: &mut Scenario, schedule: &PipelineSchedule, parts: &PipelineActs<'_>) {
     let cells = schedule.stages * schedule.micro_batches;
     scenario.messages = 2 * cells as u32;
     let number = |channel: Channel, micro_batch: usize| {

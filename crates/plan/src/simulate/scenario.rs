@@ -9,9 +9,9 @@ use super::pipeline::{PipelineActs, pipeline_scripts};
 use super::script::{Act, ExchangeCost, Replica, Scenario, Scope, Script};
 use crate::cluster::Cluster;
 use crate::collective::{CollectiveKind, seconds};
-use crate::step_model::{Exchange, Pass, Role, StageModel, StepModel};
+use crate::step_model::{Pass, PlannedExchange, RankRole, StageModel, StepModel};
 use kolo_parallel::axes::{DATA, PIPELINE};
-use kolo_parallel::schedules::{Action, ActionKind, Channel, Pass as Way, Schedule};
+use kolo_parallel::schedules::{Action, ActionKind, Channel, Pass as Way, PipelineSchedule};
 
 /// How finely passes are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Names {
 /// The scenario of a step whose replicas are all alike. Fails if the pipeline has no schedule for its micro-batches.
 pub fn scenario(model: &StepModel, cluster: &Cluster, detail: Detail) -> Result<Scenario, SimulationError> {
     let schedule = model.layout.schedule(model.layout.micro_batches);
-    let schedule = schedule.map_err(|error| SimulationError::Schedule(error.to_string()))?;
+    let schedule = schedule.map_err(|error| SimulationError::PipelineSchedule(error.to_string()))?;
     let (data, workers) = (model.layout.size(DATA), model.layout.workers());
     let mut scenario = Scenario {
         replicas: vec![Replica::alike(data)],
@@ -100,7 +100,7 @@ pub fn scenario(model: &StepModel, cluster: &Cluster, detail: Detail) -> Result<
 }
 
 impl Builder<'_> {
-    fn build(&mut self, schedule: Option<&Schedule>) {
+    fn build(&mut self, schedule: Option<&PipelineSchedule>) {
         match schedule {
             Some(schedule) => self.build_pipeline(schedule),
             None => {
@@ -125,7 +125,7 @@ impl Builder<'_> {
         }
     }
 
-    fn build_pipeline(&mut self, schedule: &Schedule) {
+    fn build_pipeline(&mut self, schedule: &PipelineSchedule) {
         // What every action does, made before the schedule is walked: exchanges are numbered as they are met.
         let mut acts = std::collections::BTreeMap::new();
         for (rank, actions) in schedule.actions.iter().enumerate() {
@@ -232,7 +232,7 @@ impl Builder<'_> {
     }
 
     /// The exchanges of a pass that take time, with handles of their own.
-    fn started<'e>(&mut self, exchanges: impl Iterator<Item = &'e Exchange>) -> Vec<Started> {
+    fn started<'e>(&mut self, exchanges: impl Iterator<Item = &'e PlannedExchange>) -> Vec<Started> {
         let mut started: Vec<Started> = Vec::new();
         for one in exchanges.filter(|one| one.seconds > 0.0 && one.times >= 1.0) {
             let blocks = one.exposed >= one.seconds;
@@ -248,7 +248,7 @@ impl Builder<'_> {
     }
 
     /// The number of one of the times of an exchange; more times than pieces are joined.
-    fn exchange(&mut self, one: &Exchange) -> u32 {
+    fn exchange(&mut self, one: &PlannedExchange) -> u32 {
         let times = (one.times as usize).clamp(1, PIECES_MAX) as f64;
         let bytes = one.bytes * one.times / times;
         self.exchange_of(&one.axis, one.kind, one.seconds / times, bytes, one.times / times)
@@ -271,7 +271,7 @@ impl Builder<'_> {
     }
 
     /// Exchanges that are waited for at once.
-    fn blocking(&mut self, exchanges: &[Exchange]) -> Vec<Act> {
+    fn blocking(&mut self, exchanges: &[PlannedExchange]) -> Vec<Act> {
         let mut acts = Vec::new();
         for one in exchanges.iter().filter(|one| one.seconds > 0.0) {
             let exchange = self.exchange(one);
@@ -283,7 +283,7 @@ impl Builder<'_> {
     }
 
     /// Starts the buckets of gradients where the last gradient of each is ready. Their handles:
-    fn insert_buckets(&mut self, acts: &mut Vec<Act>, role: &Role) -> std::ops::Range<u32> {
+    fn insert_buckets(&mut self, acts: &mut Vec<Act>, role: &RankRole) -> std::ops::Range<u32> {
         let first = handle_count(acts);
         let buckets = role.buckets.iter().filter(|bucket| bucket.seconds > 0.0);
         let mut starts: Vec<(f64, Act)> = Vec::new();
@@ -334,7 +334,7 @@ impl Builder<'_> {
     }
 
     /// Waits for gradients, computes new weights, and gathers them.
-    fn update(&mut self, role: &Role, handles: std::ops::Range<u32>) -> Vec<Act> {
+    fn update(&mut self, role: &RankRole, handles: std::ops::Range<u32>) -> Vec<Act> {
         let mut acts: Vec<Act> = handles.map(|handle| Act::Wait { handle }).collect();
         acts.push(Act::Compute { seconds: role.update.seconds(), name: self.names.update });
         acts.extend(self.blocking(&role.after));

@@ -7,17 +7,17 @@ use super::{Act, ExchangeCost, Noise, Replica, Scenario, Scope, Script, Simulati
 use kolo_comm::CallKind;
 use kolo_comm::algorithms::{Algorithm, CallShape};
 use kolo_comm::program::CollectiveProgram;
-use kolo_parallel::schedules::{Action, ActionKind, Schedule, Sizes, family};
+use kolo_parallel::schedules::{Action, ActionKind, PipelineSchedule, Sizes, family};
 
 const FORWARD: f64 = 1.5;
 const BACKWARD: f64 = 2.75;
 
-fn schedule(name: &str, ranks: usize, micro_batches: usize, chunks: usize) -> Schedule {
+fn schedule(name: &str, ranks: usize, micro_batches: usize, chunks: usize) -> PipelineSchedule {
     family(name).unwrap().schedule(Sizes { ranks, micro_batches, chunks }).unwrap()
 }
 
 /// A pipeline whose actions take so long and whose messages take nothing, or `latency`.
-fn scenario(schedule: &Schedule, seconds: impl Fn(Action) -> f64, latency: f64) -> Scenario {
+fn scenario(schedule: &PipelineSchedule, seconds: impl Fn(Action) -> f64, latency: f64) -> Scenario {
     let mut scenario = Scenario { replicas: vec![Replica::alike(1)], ranks_per_unit: 1, ..Scenario::default() };
     let (name, lane) = (scenario.name("work"), scenario.lane("pipeline"));
     let scope = Scope::Unit;

@@ -19,7 +19,7 @@ const FIRST: u16 = 1 << 15;
 
 /// Where a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MemberPlace {
     pub offset: u64,
     pub bytes: u32,
     pub ending: u16,
@@ -29,7 +29,7 @@ pub(super) struct Place {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ShardIndex {
     pub endings: Vec<String>,
-    pub members: Vec<Place>,
+    pub members: Vec<MemberPlace>,
     /// The number of the first member of each sample.
     pub starts: Vec<u32>,
 }
@@ -71,7 +71,7 @@ impl ShardIndex {
             if index.members[first..].iter().any(|place| place.ending == ending) {
                 return wrong(format!("the sample has a second member with the name {}", shown(&member.name)));
             }
-            index.members.push(Place { offset: member.offset, bytes: member.bytes as u32, ending });
+            index.members.push(MemberPlace { offset: member.offset, bytes: member.bytes as u32, ending });
         }
         Ok(index)
     }
@@ -104,7 +104,7 @@ impl ShardIndex {
         }
         while !reader.is_empty() {
             let ending = reader.u16()?;
-            let place = Place { bytes: reader.u32()?, offset: reader.u64()?, ending: ending & !FIRST };
+            let place = MemberPlace { bytes: reader.u32()?, offset: reader.u64()?, ending: ending & !FIRST };
             if ending & FIRST != 0 {
                 index.starts.push(index.members.len() as u32);
             }
@@ -138,7 +138,7 @@ mod tests {
         let places = [(512, 10, 0), (1536, 2, 1), (3072, 7, 0)];
         let index = ShardIndex {
             endings: vec!["jpg".into(), "cls".into()],
-            members: places.map(|(offset, bytes, ending)| Place { offset, bytes, ending }).to_vec(),
+            members: places.map(|(offset, bytes, ending)| MemberPlace { offset, bytes, ending }).to_vec(),
             starts: vec![0, 2],
         };
         let payload = index.payload();

@@ -31,7 +31,7 @@ const SLIVERS: usize = 2;
 const KEPT_BYTES: usize = 5 << 20;
 /// A correlation `y[n, o] = bias[o] + Σ x[n, i] ⋆ kernel[o, i]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct WinogradPlan {
     images: usize,
     inputs: usize,
     outputs: usize,
@@ -51,7 +51,7 @@ fn pays(summed: usize, grid: [usize; 2]) -> bool {
     summed >= CHANNELS_MIN && grid[1].div_ceil(2) * summed <= TILES_MAX * DEPTH_BLOCK
 }
 
-impl Plan {
+impl WinogradPlan {
     pub fn forward(shape: &Shape) -> Option<Self> {
         (suits(shape, shape.grid) && pays(shape.inputs, shape.grid)).then(|| Self {
             images: shape.images,
@@ -197,7 +197,7 @@ impl Plan {
 
 /// One call: its operands and the scratch lent to it.
 struct Work<'a> {
-    plan: &'a Plan,
+    plan: &'a WinogradPlan,
     cut: Cut,
     places: &'a [u32],
     x: &'a [f32],

@@ -17,7 +17,7 @@ mod weights;
 use super::lanes::LANES;
 use super::shape::Shape;
 use crate::vectorized;
-pub use correlation::Plan;
+pub use correlation::WinogradPlan;
 pub use weights::WeightPlan;
 
 /// Numbers between the places of a transform, so that the sixteen do not fall on the same lines of the cache.

@@ -3,7 +3,7 @@
 use super::{has_chunks, is_up, legend, short, summary, used_kinds};
 use crate::pipeline::cost::Timeline;
 use crate::pipeline::error::ScheduleError;
-use crate::pipeline::schedule::{Action, ActionKind, Direction, Schedule};
+use crate::pipeline::schedule::{Action, ActionKind, Direction, PipelineSchedule};
 use crate::pipeline::verified::Verified;
 use std::fmt::Write;
 
@@ -39,7 +39,7 @@ pub fn draw_svg(verified: &Verified, timeline: &Timeline) -> Result<String, Sche
 
 struct Picture<'s> {
     verified: &'s Verified,
-    schedule: &'s Schedule,
+    schedule: &'s PipelineSchedule,
     timeline: &'s Timeline,
     /// Pixels per unit of time.
     scale: f64,

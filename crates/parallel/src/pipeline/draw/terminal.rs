@@ -2,7 +2,7 @@
 
 use super::{has_chunks, is_up, legend, short, summary, used_kinds};
 use crate::pipeline::cost::Timeline;
-use crate::pipeline::schedule::{Action, ActionKind, Direction, Schedule};
+use crate::pipeline::schedule::{Action, ActionKind, Direction, PipelineSchedule};
 use crate::pipeline::verified::Verified;
 
 /// No picture is narrower than this.
@@ -59,7 +59,7 @@ fn filled(items: impl Iterator<Item = String>, columns: usize) -> Vec<String> {
 }
 
 struct Labels<'s> {
-    schedule: &'s Schedule,
+    schedule: &'s PipelineSchedule,
     /// Whether labels name the stage.
     stages: bool,
 }

@@ -8,9 +8,9 @@
 
 use super::{Sizes, nearest_multiples};
 use crate::pipeline::error::ScheduleError;
-use crate::pipeline::schedule::{Action, Direction, Schedule, StagePlacement};
+use crate::pipeline::schedule::{Action, Direction, PipelineSchedule, StagePlacement};
 
-pub(super) fn build(sizes: Sizes) -> Result<Schedule, ScheduleError> {
+pub(super) fn build(sizes: Sizes) -> Result<PipelineSchedule, ScheduleError> {
     let Sizes { ranks, micro_batches, .. } = sizes;
     if ranks < 2 {
         let message = "`bidirectional` needs at least 2 ranks, not 1".into();
@@ -27,7 +27,7 @@ pub(super) fn build(sizes: Sizes) -> Result<Schedule, ScheduleError> {
         counts: [Direction::Down, Direction::Up].map(|_| vec![Counts::default(); ranks]),
         actions: vec![Vec::new(); ranks],
     };
-    Ok(Schedule { ranks, stages: ranks, micro_batches, placement, actions: run.finish() })
+    Ok(PipelineSchedule { ranks, stages: ranks, micro_batches, placement, actions: run.finish() })
 }
 
 /// How many micro-batches of a direction have passed a stage. They pass in order.

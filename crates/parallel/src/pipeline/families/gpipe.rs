@@ -5,9 +5,9 @@
 
 use super::Sizes;
 use crate::pipeline::error::ScheduleError;
-use crate::pipeline::schedule::{Action, Schedule};
+use crate::pipeline::schedule::{Action, PipelineSchedule};
 
-pub(super) fn build(sizes: Sizes) -> Result<Schedule, ScheduleError> {
+pub(super) fn build(sizes: Sizes) -> Result<PipelineSchedule, ScheduleError> {
     let all = 0..sizes.micro_batches;
     let rank = |stage| {
         let forward = all.clone().map(|number| Action::forward(stage, number));

@@ -5,9 +5,9 @@
 
 use super::{Sizes, nearest_multiples};
 use crate::pipeline::error::ScheduleError;
-use crate::pipeline::schedule::{Action, Schedule};
+use crate::pipeline::schedule::{Action, PipelineSchedule};
 
-pub(super) fn build(sizes: Sizes) -> Result<Schedule, ScheduleError> {
+pub(super) fn build(sizes: Sizes) -> Result<PipelineSchedule, ScheduleError> {
     let Sizes { ranks, micro_batches, chunks } = sizes;
     if chunks < 2 {
         let message = "`interleaved` needs at least 2 chunks per rank, not 1".into();

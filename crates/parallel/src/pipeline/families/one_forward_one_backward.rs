@@ -3,9 +3,9 @@
 
 use super::Sizes;
 use crate::pipeline::error::ScheduleError;
-use crate::pipeline::schedule::{Action, Schedule};
+use crate::pipeline::schedule::{Action, PipelineSchedule};
 
-pub(super) fn build(sizes: Sizes) -> Result<Schedule, ScheduleError> {
+pub(super) fn build(sizes: Sizes) -> Result<PipelineSchedule, ScheduleError> {
     Ok(sizes.schedule((0..sizes.ranks).map(|rank| actions(rank, sizes)).collect()))
 }
 

@@ -1,7 +1,7 @@
 //! Damaged schedules: the verifier accepts one if and only if its run on symbolic values gives the right gradients.
 
 use super::{Random, all_small, oracle};
-use crate::pipeline::{Action, ActionKind, Schedule, ScheduleError, verify};
+use crate::pipeline::{Action, ActionKind, PipelineSchedule, ScheduleError, verify};
 
 const MUTATIONS: usize = 20_000;
 
@@ -54,7 +54,7 @@ fn check_cycle(waits: &[crate::pipeline::Wait]) {
     assert!(!waits.is_empty() && waits.iter().zip(next).all(|(wait, next)| wait.from == next.rank), "{waits:?}");
 }
 
-fn mutate(schedule: &mut Schedule, random: &mut Random) {
+fn mutate(schedule: &mut PipelineSchedule, random: &mut Random) {
     let rank = random.below(schedule.ranks);
     let count = schedule.actions[rank].len();
     if count == 0 {

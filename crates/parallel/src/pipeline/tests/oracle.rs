@@ -1,7 +1,7 @@
 //! A run of a schedule on symbolic values, written without the verifier's tables: ranks in turn, queues as channels, activations in
 //! slots. It ends, because every round runs an action or is the last.
 
-use crate::pipeline::{Action, ActionKind, Pass, Schedule, Verified};
+use crate::pipeline::{Action, ActionKind, Pass, PipelineSchedule, Verified};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A value by what it was computed from.
@@ -17,7 +17,7 @@ struct Value {
 type Queue = (usize, usize, Pass, usize, Option<usize>);
 
 struct Run<'s> {
-    schedule: &'s Schedule,
+    schedule: &'s PipelineSchedule,
     queues: BTreeMap<Queue, VecDeque<Value>>,
     /// Of each rank and stage, the micro-batch in each slot and whether its input gradient is computed.
     stash: BTreeMap<(usize, usize), BTreeMap<usize, (Value, bool)>>,
@@ -27,7 +27,7 @@ struct Run<'s> {
 }
 
 /// Runs a schedule: `Err` says why it does not compute every gradient once. With a [`Verified`], activations lie in its slots.
-pub fn run(schedule: &Schedule, verified: Option<&Verified>) -> Result<(), String> {
+pub fn run(schedule: &PipelineSchedule, verified: Option<&Verified>) -> Result<(), String> {
     let mut run = Run {
         schedule,
         queues: BTreeMap::new(),

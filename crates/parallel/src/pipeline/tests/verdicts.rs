@@ -1,9 +1,9 @@
 //! The words of the verifier.
 
 use super::build;
-use crate::pipeline::{Action, Direction, Schedule, verify};
+use crate::pipeline::{Action, Direction, PipelineSchedule, verify};
 
-fn verdict(change: impl FnOnce(&mut Schedule)) -> String {
+fn verdict(change: impl FnOnce(&mut PipelineSchedule)) -> String {
     let mut schedule = build("1f1b", 2, 2, 1);
     change(&mut schedule);
     let error = verify(&schedule).unwrap_err();
