@@ -228,7 +228,7 @@ mod tests {
             let series = [compute_ms, busy_ms, exposed_ms, data_wait_ms].into_iter().chain(waited_ms.values());
             series.map(Quantiles::held_bytes).sum::<usize>()
         };
-        let mut step = |meter: &mut Meter, at: u64| {
+        let step = |meter: &mut Meter, at: u64| {
             let mut waited = BTreeMap::from([("data".to_string(), 1_000_000 + at % 3)]);
             if at >= 6000 {
                 waited.insert("tensor".into(), 2_000_000);
