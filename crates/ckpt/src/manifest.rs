@@ -315,8 +315,8 @@ fn check_cover(tensor: &TensorInfo) -> Result<(), String> {
     let mut end = 0;
     for (start, len) in parts {
         if start != end {
-            let what = if start < end { "twice" } else { "nowhere" };
-            return Err(format!("element {} of `{name}` is {what} in it", start.min(end)));
+            let what = if start < end { "there twice" } else { "missing" };
+            return Err(format!("element {} of `{name}` is {what}", start.min(end)));
         }
         end += len;
     }

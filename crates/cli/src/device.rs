@@ -196,7 +196,7 @@ impl DeviceArg {
     pub fn measure(self, args: &BenchDevice) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
         let (kind, index) = self.chosen();
         let Some(measure) = kind.measured else {
-            let message = format!("the {} is no device to measure", kind.name);
+            let message = format!("the {} device cannot be benchmarked", kind.name);
             return Err(Failure::usage(
                 message,
                 &format!("use --device {}", comparable(|kind| kind.measured.is_some())),

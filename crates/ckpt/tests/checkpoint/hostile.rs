@@ -43,15 +43,15 @@ fn a_manifest_that_makes_no_sense_is_refused() {
         (tensor("shape"), json!([1u64 << 40, 1u64 << 40]), "has the shape"),
         (tensor("shape"), json!([1u64 << 50]), "has the shape"),
         (tensor("shape"), json!([1, 1, 1, 1, 1, 1, 1, 1, 140]), "has the shape"),
-        (tensor("shape"), json!([141]), "element 140 of `h.0.weight` is nowhere"),
+        (tensor("shape"), json!([141]), "element 140 of `h.0.weight` is missing"),
         (tensor("shape"), json!([-1]), "is malformed"),
         (tensor("dtype"), json!("f99"), "`f99` is not an element type"),
         (tensor("role"), json!("king"), "is malformed"),
         (tensor("name"), json!(""), "is malformed"),
-        (tensor("runs"), json!([]), "element 0 of `h.0.weight` is nowhere"),
-        (tensor("runs/0/file"), json!(99), "is in file 99 of none"),
+        (tensor("runs"), json!([]), "element 0 of `h.0.weight` is missing"),
+        (tensor("runs/0/file"), json!(99), "is in file 99, which does not exist"),
         (tensor("runs/0/start"), json!(1), "140 elements at 1 lie outside of `h.0.weight`"),
-        (tensor("runs/0/start"), huge.clone(), "no part of `h.0.weight`"),
+        (tensor("runs/0/start"), huge.clone(), "lie outside of `h.0.weight`"),
         (tensor("runs/0/elements"), huge.clone(), "ends past the end"),
         (tensor("runs/0/offset"), huge.clone(), "ends past the end"),
         (tensor("runs/0/offset"), json!(0), "share bytes"),
@@ -74,7 +74,7 @@ fn a_manifest_that_makes_no_sense_is_refused() {
     manifest["files"][0]["chunks"] = json!(vec![blake3_of(b""); 1000]);
     disk.set_contents(&path, signed(manifest)).unwrap();
     let error = Checkpoint::open(&disk.shared(), &dir).unwrap_err().to_string();
-    assert!(error.contains("and the manifest says 256000"), "{error}");
+    assert!(error.contains("but the manifest says 256000"), "{error}");
 }
 
 #[test]
@@ -139,19 +139,19 @@ fn a_safetensors_file_that_makes_no_sense_is_refused() {
     let cases = [
         (vec![], "0 bytes are too few for a safetensors file"),
         (vec![1; 7], "7 bytes are too few for a safetensors file"),
-        (vec![255; 100], "its header has 18446744073709551615 bytes"),
+        (vec![255; 100], "a header of 18446744073709551615 bytes"),
         ([&200u64.to_le_bytes()[..], &[b' '; 100]].concat(), "a header of 200 bytes, but the whole file has 108"),
         (safetensors("{", 0), "header: "),
         (safetensors("[]", 0), "header: "),
         (safetensors(&"[".repeat(100_000), 0), "header: "),
         (safetensors("{\"__metadata__\": 3}", 0), "its metadata is not a table"),
-        (one("3"), "`a` has no type, shape and place"),
+        (one("3"), "`a` lacks a type, a shape or offsets"),
         (entry("F32", "[4]", "[0,20]"), "`a` has bytes 0 to 20 of 16"),
         (entry("F32", "[4]", "[16,0]"), "`a` has bytes 16 to 0 of 16"),
         (entry("F32", "[5]", "[0,16]"), "`a` is F32 of shape [5], and has 16 bytes"),
         (entry("F32", "[4294967296,4294967296]", "[0,16]"), "which is too large"),
         (entry("F32", "[1,1,1,1,1,1,1,1,4]", "[0,16]"), "which is too large"),
-        (entry("F32", "[-4]", "[0,16]"), "`a` has no type, shape and place"),
+        (entry("F32", "[-4]", "[0,16]"), "`a` lacks a type, a shape or offsets"),
         (safetensors(&format!("{{\"a\":{twice},\"b\":{twice}}}"), 16), "`a` and `b` share bytes"),
         (safetensors(&format!("{{\"a\":{twice},\"a\":{twice}}}"), 16), "`a` appears twice"),
     ];

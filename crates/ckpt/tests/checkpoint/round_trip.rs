@@ -75,7 +75,7 @@ fn what_is_no_whole_state_is_not_committed() {
     assert!(refused(&[whole, copy]).contains("weights-00001-of-00001.safetensors` is listed twice"));
     let summary = write(0, 1);
     disk.set_contents(&staging.join(&summary.files[0].name), vec![0; 10]).unwrap();
-    assert!(refused(&[summary]).contains("has 10 bytes, and"));
+    assert!(refused(&[summary]).contains("has 10 bytes, but"));
     assert!(refused(&[]).contains("no rank wrote anything"));
 }
 
@@ -123,5 +123,5 @@ fn a_path_may_be_a_run_a_checkpoint_or_a_file() {
     assert!(resolved(&shared, "runs").unwrap_err().to_string().contains("it contains no checkpoint\n  hint: "));
     assert!(resolved(&shared, "elsewhere").unwrap_err().to_string().contains("elsewhere: cannot open"));
     disk.set_contents(&Path::new(ROOT).join("step-00000100/manifest.json"), vec![b'{'; 300]).unwrap();
-    assert!(resolved(&shared, "runs/a").unwrap_err().to_string().contains("none of its 1 checkpoints is sound"));
+    assert!(resolved(&shared, "runs/a").unwrap_err().to_string().contains("none of its 1 checkpoints is intact"));
 }

@@ -229,7 +229,7 @@ fn another_job_is_refused_and_a_longer_one_is_not() {
     assert!(refused(("adamw", "lamb")).to_string().contains("was saved with `train.optimizer."));
     // Slices are part of the job: they say how sums are made.
     let slices = refused(("log_every = 4\n", "log_every = 4\n[parallel]\nslices = 2\n")).to_string();
-    assert!(slices.contains("was saved with `parallel.slices` = 1, and this job has 2"), "{slices}");
+    assert!(slices.contains("was saved with `parallel.slices` = 1, but this job has 2"), "{slices}");
     let longer = crate::job(&text("").replace("steps = 25", "steps = 30").replace("log_every = 4", "log_every = 5"));
     let (report, seen) = run_on(&longer, (2, 0), temp.path(), None, true);
     assert_eq!(report.steps, 30);

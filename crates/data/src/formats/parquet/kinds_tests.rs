@@ -196,7 +196,7 @@ fn the_shape_is_that_of_the_first_list_that_has_one_and_durations_are_numbers() 
         let ints = |values: &[i64]| Ok(RecordValue::Ints(values.to_vec()));
         let reader = open_column(name, "hollow");
         assert_eq!(reader.columns()[0].kind, int(&[1, 2]), "{name}");
-        let empty = "column \"hollow\": a list of 0 values stands where the first record has 1";
+        let empty = "column \"hollow\": a list has 0 values, but the first record has 1";
         let wanted = [Err(empty.into()), Ok(RecordValue::Missing), ints(&[1, 2]), ints(&[3, 4])];
         assert_eq!(read_all(&reader), wanted, "{name}");
         let wanted = [ints(&[1]), ints(&[-2]), Ok(RecordValue::Missing), ints(&[4])];

@@ -150,7 +150,7 @@ fn a_list_of_another_length_fails_alone() {
     let mut record = Record::new();
     let mut read = |at| reader.read(at, &mut record).map(|()| record.value(0).clone()).map_err(|error| error.message);
     assert_eq!(read(0), Ok(RecordValue::Ints(vec![1, 2])));
-    assert_eq!(read(1), Err("column \"list\": a list of 1 values stands where the first record has 2".into()));
+    assert_eq!(read(1), Err("column \"list\": a list has 1 values, but the first record has 2".into()));
     assert_eq!(read(2), Err("column \"list\": the list contains a null".into()));
     assert_eq!(read(3), Ok(RecordValue::Missing));
     assert_eq!(read(4), Ok(RecordValue::Ints(vec![5, 6])));

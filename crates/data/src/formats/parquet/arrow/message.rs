@@ -223,7 +223,7 @@ pub(super) fn message(bytes: &[u8]) -> Result<Message<'_>, Broken> {
 fn check_sizes(contents: &Contents, offset: u64, bytes: &[u8], meta: u64) -> Result<u64, ReadError> {
     let damaged = |what: &str| contents.damaged(offset, format!("a message cannot be read: {what}"));
     let batch = message(bytes).and_then(|message| message.batch()).map_err(damaged)?;
-    let batch = batch.ok_or_else(|| damaged("it is no batch"))?;
+    let batch = batch.ok_or_else(|| damaged("it is not a batch"))?;
     let is_compressed = batch.table(3).map_err(damaged)?.is_some();
     let body = usize::try_from(meta).ok().and_then(|meta| bytes.get(meta..)).ok_or_else(|| damaged("it is cut off"))?;
     let mut total = 0_u64;
