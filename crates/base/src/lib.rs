@@ -1,9 +1,11 @@
 #![doc = include_str!("../README.md")]
 
 mod bytes;
+mod limits;
 mod pattern;
 mod sync;
 
 pub use bytes::ByteReader;
+pub use limits::open_files_hint;
 pub use pattern::matches_pattern;
 pub use sync::{lock, read, wait, wait_timeout, write};
