@@ -2,6 +2,7 @@
 
 use crate::args::JobArgs;
 use crate::fail::{Failure, check_writable, write_file};
+use crate::flags;
 use crate::load::{self, Kinds};
 use crate::output::println;
 use clap::Args;
@@ -36,6 +37,7 @@ pub fn bench(kinds: &Kinds, args: &DataBenchArgs) -> Result<(), Failure> {
     if !(0.0..=SECONDS_MAX).contains(&args.seconds) {
         return Err(Failure::usage(format!("--seconds {} is out of range", args.seconds), "choose some, up to 3600"));
     }
+    flags::check_alone(&args.job.workers, "data bench")?;
     args.report.as_deref().map_or(Ok(()), check_writable)?;
     let job = load::job(kinds, &args.job, 1)?;
     let least = Duration::from_secs_f64(args.seconds);
