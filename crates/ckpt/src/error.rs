@@ -74,6 +74,9 @@ pub fn human(bytes: u64) -> String {
 }
 
 fn io_hint(error: &io::Error) -> &'static str {
+    if let Some(hint) = kolo_base::open_files_hint(error) {
+        return hint;
+    }
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "free space on that file system, or keep fewer checkpoints (`checkpoint.keep`); earlier ones are intact"

@@ -74,6 +74,15 @@ fn check_streams(workers: &Workers, by_mpi: bool) -> Result<(), Failure> {
     refuse(workers, &[("streams", "--streams")], why, "leave it out, or add --transport tcp")
 }
 
+/// A command that runs in one process, whatever a job's workers are.
+pub fn check_alone(workers: &Workers, command: &str) -> Result<(), Failure> {
+    let count = format!("-n {}", workers.count);
+    let flags = [("count", count.as_str()), ("hosts", "--hosts")];
+    let flags = if workers.count == 1 { &flags[1..] } else { &flags[..] };
+    refuse(workers, flags, &format!("`kolo {command}` starts no workers"), "leave it out")?;
+    check_planned(workers, command)
+}
+
 /// A command that starts no workers knows their number, and nothing else of them.
 pub fn check_planned(workers: &Workers, command: &str) -> Result<(), Failure> {
     let flags = [

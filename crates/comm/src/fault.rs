@@ -53,8 +53,10 @@ pub fn rank_name(rank: usize, host: &str) -> String {
 impl Fault {
     /// The system refused; with a hint where a limit of it was reached.
     pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
+        if let Some(hint) = kolo_base::open_files_hint(error) {
+            return Self::hinted(what, error, &format!("{hint}, or use fewer workers"));
+        }
         let hint = match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (`ulimit -n`), or use fewer workers",
             Some(libc::ENOSPC | libc::EDQUOT) => "free some space there, or write elsewhere",
             _ => "",
         };

@@ -1,5 +1,6 @@
 //! Why a sample could not be read.
 
+use kolo_base::open_files_hint;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ impl ReadError {
             io::ErrorKind::NotFound => "the file existed when the job started; put it back",
             _ => "check the file, and the disk or network that it is on",
         };
+        let hint = open_files_hint(error).unwrap_or(hint);
         Self::new(error.to_string(), hint).in_file(file)
     }
 

@@ -2,6 +2,7 @@
 //! compressed, unpacked once.
 
 use crate::error::ReadError;
+use kolo_base::open_files_hint;
 use kolo_graph::settings::{SettingError, Settings};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -132,6 +133,7 @@ fn not_opened(path: &Path, error: &io::Error) -> ReadError {
         io::ErrorKind::PermissionDenied => "give this user read permission",
         _ => "check the file, and the disk or network that it is on",
     };
+    let hint = open_files_hint(error).unwrap_or(hint);
     ReadError::new(format!("cannot be opened: {error}"), hint).in_file(path)
 }
 

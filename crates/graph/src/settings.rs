@@ -219,7 +219,11 @@ impl Settings {
         match self.entry(key).map(|entry| &entry.value) {
             None => Ok(self.resolve(key, default.to_string())),
             Some(Setting::Text(value)) => Ok(self.resolve(key, value.clone())),
-            Some(other) => Err(self.mismatch(key, other, "text", &format!("\"{default}\""))),
+            Some(other) => {
+                // An empty text is mostly as good as none.
+                let example = if default.is_empty() { "…" } else { default };
+                Err(self.mismatch(key, other, "text", &format!("\"{example}\"")))
+            }
         }
     }
 

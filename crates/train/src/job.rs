@@ -299,10 +299,12 @@ impl Job {
         let others = workers / ranks;
         if self.reproducible {
             let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (others << power).to_string()).collect();
+            // Grains are a power of two, which no other number of ranks shares evenly.
+            let more = if ranks.is_power_of_two() { "more `data.grains`, " } else { "" };
             return Err(Error::Workers {
                 workers,
                 message: format!("{whose}do not share {} grains evenly", self.grains),
-                hint: format!("use {} workers, more `data.grains`, or `job.reproducible = false`", fitting.join(", ")),
+                hint: format!("use {} workers, {more}or `job.reproducible = false`", fitting.join(", ")),
             });
         }
         let per_rank = (self.grains / ranks).max(1);
@@ -316,7 +318,7 @@ impl Job {
             Error::Workers {
                 workers,
                 message: format!("{whose}do not share a batch of {} evenly", self.batch),
-                hint: format!("make `data.batch` a multiple of {ranks}, such as {near}"),
+                hint: format!("make `data.batch` a multiple of {unit}, such as {near}"),
             }
         })
     }

@@ -2,6 +2,7 @@
 
 use crate::args::JobArgs;
 use crate::fail::{Failure, check_writable, write_file};
+use crate::flags;
 use crate::load::{self, Kinds};
 use crate::output::println;
 use clap::Args;
@@ -39,6 +40,7 @@ pub fn bench(kinds: &Kinds, args: &DataBenchArgs) -> Result<(), Failure> {
             "give a number above 0, up to 3600",
         ));
     }
+    flags::check_alone(&args.job.workers, "data bench")?;
     args.report.as_deref().map_or(Ok(()), check_writable)?;
     let job = load::job(kinds, &args.job, 1)?;
     let least = Duration::from_secs_f64(args.seconds);

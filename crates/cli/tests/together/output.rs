@@ -88,6 +88,17 @@ fn limits_are_explained() {
     assert_eq!(ended.code, Some(1), "{ended}");
     assert!(ended.only_error().contains("Too many open files"), "{ended}");
     assert!(ended.stderr.contains("hint: raise the limit on open files (`ulimit -n`)"), "{ended}");
+    // Data in more files than may be open, and a checkpoint where no more may be.
+    let many = dir.path().join("many");
+    std::fs::create_dir(&many).expect("a directory");
+    for file in 0..60 {
+        std::fs::write(many.join(format!("{file}.csv")), "a,b,y\n1,2,0\n2,3,1\n").expect("a file");
+    }
+    let script = format!("ulimit -n 40; exec '{KOLO}' train --set 'data.source=many/*.csv' --quiet");
+    let ended = run(&mut under(&["bash", "-c", &script], dir.path()), LIMIT);
+    assert_eq!(ended.code, Some(2), "{ended}");
+    assert!(ended.only_error().contains(".csv: cannot open it: Too many open files"), "{ended}");
+    assert!(ended.stderr.contains("hint: raise the limit on open files (`ulimit -n`)"), "{ended}");
     // Root has no limit on threads, and whoever is not root may have reached a lower one.
     // SAFETY: asks who we are.
     if unsafe { libc::geteuid() } != 0 || !installed("setpriv", "setpriv") {

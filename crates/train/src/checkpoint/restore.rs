@@ -10,6 +10,7 @@ use kolo_ckpt::{Checkpoint, Header, RealDisk};
 use kolo_comm::Communicator;
 use kolo_exec::Store;
 use kolo_exec::store::{Entry, Role, Saved};
+use kolo_parallel::strategy::Key;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -77,16 +78,8 @@ const FREE: [&str; 13] = [
 /// Paths, which may differ where the checkpoint knows its data themselves.
 const PATHS: [&str; 3] = ["data.source", "data.validation", "data.test"];
 /// Keys that older checkpoints do not have, with what those runs did. `base_batch` matters where rates are scaled only.
-const ADDED: [(&str, &str); 8] = [
-    ("train.lr_scaling", "\"none\""),
-    ("train.base_batch", ""),
-    ("data.stream", "false"),
-    ("data.labels", "\"\""),
-    ("parallel.slices", "1"),
-    ("parallel.tensor_slices", "1"),
-    ("parallel.sequence", "\"whole\""),
-    ("parallel.tiles", "[1, 1]"),
-];
+const ADDED: [(&str, &str); 4] =
+    [("train.lr_scaling", "\"none\""), ("train.base_batch", ""), ("data.stream", "false"), ("data.labels", "\"\"")];
 /// Keys of the length of a run, which may grow.
 const LENGTH: [&str; 2] = ["train.steps", "train.epochs"];
 
@@ -138,17 +131,21 @@ fn compare_data(job: &Job, saved: Option<&DataRecord>, path: &str) -> Result<Opt
     };
     Err(Error::Checkpoint {
         message: format!("the data are not those that {path} was trained on: {what}"),
-        hint: format!("put them back to go on, or start anew from the weights with `[model] from = \"{path}\"`"),
+        hint: format!("restore them to resume, or start a new run from the weights with `[model] from = \"{path}\"`"),
     })
+}
+
+/// The key of `[parallel]` that a setting belongs to, as its strategy declares it.
+fn parallel_key<'j>(job: &'j Job, setting: &str) -> Option<&'j Key> {
+    let name = setting.strip_prefix("parallel.")?.split('.').next()?;
+    job.strategies.iter().flat_map(|kind| kind.keys).find(|key| key.name == name)
 }
 
 /// Whether a key may differ, whatever it says.
 fn is_free(job: &Job, key: &str, knows_data: bool) -> bool {
-    if let Some(key) = key.strip_prefix("parallel.") {
-        let name = key.split('.').next().unwrap_or(key);
-        let mut keys = job.strategies.iter().flat_map(|kind| kind.keys);
+    if key.starts_with("parallel.") {
         // A job that does not promise its bits may be split in any way.
-        return !job.reproducible || !keys.any(|key| key.name == name && key.of_job);
+        return !job.reproducible || parallel_key(job, key).is_none_or(|key| !key.of_job);
     }
     FREE.iter().any(|free| key == *free || (free.ends_with('.') && key.starts_with(free)))
         || (knows_data && PATHS.contains(&key))
@@ -164,6 +161,7 @@ fn compare(job: &Job, header: &Header, path: &str) -> Result<Vec<String>, Error>
     let differ = then.iter().filter(|(key, value)| now.get(*key) != Some(*value));
     let as_before = |key: &str, value: &str| {
         ADDED.iter().any(|(added, usual)| *added == key && (*usual == value || usual.is_empty()))
+            || parallel_key(job, key).is_some_and(|key| key.default_text() == value)
     };
     let new = now.iter().filter(|(key, value)| !then.contains_key(*key) && !as_before(key, value));
     let new = new.map(|(key, _)| (key, &"left out"));

@@ -111,7 +111,7 @@ fn wrong_tokens_and_other_models_are_errors() {
     let (_, mut generator) = trained(1);
     let error = generator.read(&[3, VOCAB as u32]).unwrap_err().to_string();
     assert!(error.starts_with("the prompt has token 61, but the model knows 0 to 60\n"), "{error}");
-    assert!(generator.read(&[]).unwrap_err().to_string().starts_with("there is nothing to continue"));
+    assert!(generator.read(&[]).unwrap_err().to_string().starts_with("nothing to continue"));
     let error = generator_of("[model]\nkind = \"mlp\"\n", 1).unwrap_err().to_string();
     assert!(error.starts_with("the model does not generate text\n  hint: "), "{error}");
 }

@@ -75,6 +75,15 @@ fn the_layout_does_not_matter() {
         reports.iter().for_each(|other| assert_eq!(alone.weights, other.weights, "{workers} and {servers}"));
         assert_same(&format!("{workers} workers, {servers} servers"), &alone, &reports[0]);
     }
+    // Parts of the model: bits follow from the slices.
+    for (workers, slices, parallel) in
+        [(2, 1, "pipeline = 2"), (4, 1, "pipeline = 2\nzero = 3"), (2, 2, "tensor = 2"), (4, 2, "tensor = 2\nzero = 1")]
+    {
+        let alone = report(&gpt(&format!("[parallel]\nslices = {slices}\n")), Company::Alone);
+        let job = gpt(&format!("[parallel]\nslices = {slices}\n{parallel}\n"));
+        let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+        reports.iter().for_each(|other| assert_same(&format!("{workers} workers, {parallel}"), &alone, other));
+    }
     for lanes in [1, 2, 8] {
         let mut trainer =
             Trainer::new(gpt(""), Options { threads: lanes, lanes, grains: 8, slots: 1, ways: 1 }).unwrap();
