@@ -291,7 +291,7 @@ fn a_run_goes_on_with_the_data_it_was_trained_on() {
     let refused = |what: &str| {
         let error = resumed(&train, "", &saved).unwrap_err();
         assert!(error.contains("the data are not those that ") && error.contains(what), "{error}");
-        assert!(error.contains("\n  hint: put them back to go on"), "{error}");
+        assert!(error.contains("\n  hint: restore them to resume"), "{error}");
     };
     fs::write(train.join("along/030.png"), picture(0, 30)).unwrap();
     refused("48 samples to train on and 12 held out then, 49 samples to train on and 12 held out now");

@@ -79,9 +79,9 @@ fn the_layout_does_not_matter() {
     for (workers, slices, parallel) in
         [(2, 1, "pipeline = 2"), (4, 1, "pipeline = 2\nzero = 3"), (2, 2, "tensor = 2"), (4, 2, "tensor = 2\nzero = 1")]
     {
-        let alone = report(&gpt(&format!("[parallel]\nslices = {slices}\n")), Company::Alone);
+        let alone = report(&gpt(&format!("[parallel]\nslices = {slices}\n")), WorkerGroup::Alone);
         let job = gpt(&format!("[parallel]\nslices = {slices}\n{parallel}\n"));
-        let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+        let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
         reports.iter().for_each(|other| assert_same(&format!("{workers} workers, {parallel}"), &alone, other));
     }
     for lanes in [1, 2, 8] {
