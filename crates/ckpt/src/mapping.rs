@@ -181,7 +181,8 @@ const RESNET: Architecture = Architecture {
     shapes: &[(
         "conv1.weight",
         &[64, 0, 7, 7],
-        "kolo's model has a different stem for images below 64 pixels; the names without `--to` are the same, and in PyTorch \
+        "torchvision's stem has 64 filters of 7×7 pixels: leave `width` at 64; kolo's model has a different stem for images below \
+         64 pixels; the names without `--to` are the same, and in PyTorch \
          `conv1` must be a 3×3 convolution and `maxpool` nothing",
     )],
     config: &[],

@@ -503,7 +503,10 @@ impl<'r> Run<'r> {
         let mut values = vec![("train/loss", self.mean_loss), ("train/lr", rate)];
         let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
         values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
-        self.write_row(step, epoch, &values)?;
+        // A run that goes on makes this row again, with its evaluation.
+        if !interrupted || self.saver.is_none() {
+            self.write_row(step, epoch, &values)?;
+        }
         self.last = made.or(self.last.take());
         Ok(interrupted)
     }

@@ -97,7 +97,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         let message = format!("{} already exists", args.to.display());
         return Err(Failure::usage(message, "choose another name, or add --overwrite"));
     }
-    let opened = open(std::slice::from_ref(&args.from), &args.input)?;
+    let opened = open(std::slice::from_ref(&args.from), &args.input, &args.columns)?;
     let reader = chosen(opened.reader, &args.columns)?;
     let begin = Instant::now();
     let target = WholeFile::create(&args.to).map_err(|error| io_failure(&args.to, &error))?;

@@ -34,7 +34,7 @@ const SHEET_ROWS: usize = 8;
 const SHEET_COLUMNS: usize = 12;
 
 pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
-    let opened = open(&args.paths, &args.input)?;
+    let opened = open(&args.paths, &args.input, &[])?;
     let reader = &*opened.reader;
     let bar = Bar::new(reader.len().min(args.limit), "records");
     let summary = Summary::of(reader, args.limit, &mut |done| bar.tell(done));

@@ -32,17 +32,27 @@ impl Opened {
     }
 }
 
-/// Opens everything that these paths and patterns name, as one.
-pub fn open(paths: &[String], input: &Input) -> Result<Opened, Failure> {
+fn list(names: &[String]) -> Option<Setting> {
+    (!names.is_empty()).then(|| Setting::List(names.iter().cloned().map(Setting::Text).collect()))
+}
+
+/// Opens everything that these paths and patterns name, as one. Only these columns are wanted; all, if none is named.
+pub fn open(paths: &[String], input: &Input, columns: &[String]) -> Result<Opened, Failure> {
     let mut root = job_file::parse("", "command line")?;
     for assignment in &input.set {
         let within = assignment.strip_prefix("data.").unwrap_or(assignment);
         job_file::override_with(&mut root, &format!("data.{within}"))?;
     }
-    if let (Some(format), Some(data)) = (&input.format, root.table_mut("data", "--format")) {
-        data.set("format", "--format", Setting::Text(format.clone()));
+    let own = [("format", "--format", input.format.clone().map(Setting::Text)), ("inputs", "--columns", list(columns))];
+    for (key, place, value) in own {
+        if let Some((value, data)) = value.and_then(|value| Some((value, root.table_mut("data", place)?))) {
+            data.set(key, place, value);
+        }
     }
     let settings = root.table("data")?;
+    // A table that has columns which cannot be read is opened without them.
+    settings.texts("inputs", "[\"a\", \"b\"]")?;
+    settings.text("target", "")?;
     let mut files = Vec::new();
     for path in paths {
         files.extend(files::list(path, &settings, "source").map_err(failure)?);

@@ -277,3 +277,21 @@ fn predictions_replace_a_file_only_when_they_are_whole() {
     let left: Vec<String> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     assert!(left.iter().all(|name| !name.contains(".part-")), "{left:?}");
 }
+
+/// `when` of this table is a moment, which is no number.
+#[test]
+fn columns_that_cannot_be_read_are_left_out_where_others_are_chosen() {
+    let dir = tempdir();
+    let odd = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/files/odd.parquet");
+    let names = |words: &[&str]| {
+        let said = run_in(dir.path(), words);
+        assert_eq!(said.status.code(), Some(0), "{}", String::from_utf8_lossy(&said.stderr));
+        String::from_utf8_lossy(&said.stdout).into_owned()
+    };
+    fails(dir.path(), &["data", "convert", odd, "all.csv"], "cannot be read");
+    names(&["data", "convert", odd, "some.csv", "--columns", "id"]);
+    let table = std::fs::read_to_string(dir.path().join("some.csv")).expect("a table");
+    assert!(table.starts_with("id\n"), "{table}");
+    let said = names(&["data", "inspect", odd, "--set", "inputs=[\"id\"]"]);
+    assert!(said.contains("id"), "{said}");
+}

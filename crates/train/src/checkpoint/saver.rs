@@ -51,7 +51,8 @@ pub(crate) struct Ending {
 struct Writing {
     staging: PathBuf,
     header: Header,
-    thread: JoinHandle<(Vec<u8>, Result<Summary, CkptError>)>,
+    /// An error if there was no thread to be had: the other ranks have theirs, and hear of it when all meet.
+    thread: std::io::Result<JoinHandle<(Vec<u8>, Result<Summary, CkptError>)>>,
 }
 
 /// Saves the state of a run, together with all ranks that hold a part of it.
@@ -141,7 +142,7 @@ impl Saver {
 
     /// Whether this rank still writes an earlier state.
     pub fn is_writing(&self) -> bool {
-        self.writing.as_ref().is_some_and(|writing| !writing.thread.is_finished())
+        self.writing.as_ref().is_some_and(|writing| writing.thread.as_ref().is_ok_and(|thread| !thread.is_finished()))
     }
 
     /// Nothing of an earlier save is on its way at any rank, as far as this one knows. All ranks answer alike.
@@ -170,13 +171,11 @@ impl Saver {
             Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
         let (opener, buffer) = (Arc::clone(&gate), std::mem::take(&mut self.buffer));
         let work = move || shard.copy_and_write(&copier, &opener, buffer, &elsewhere);
-        match std::thread::Builder::new().name("kolo-checkpoint".into()).spawn(work) {
-            Ok(thread) => self.writing = Some(Writing { staging, header, thread }),
-            Err(error) => {
-                gate.open();
-                self.outcome.failed.push(format!("the checkpoint of step {} is not saved: {error}", record.step));
-            }
+        let thread = std::thread::Builder::new().name("kolo-checkpoint".into()).spawn(work);
+        if thread.is_err() {
+            gate.open();
         }
+        self.writing = Some(Writing { staging, header, thread });
         gate
     }
 
@@ -184,8 +183,17 @@ impl Saver {
     /// together.
     pub fn commit(&mut self) -> Result<(), Error> {
         let Some(Writing { staging, header, thread }) = self.writing.take() else { return Ok(()) };
-        let (buffer, written) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        self.buffer = buffer;
+        let written = match thread {
+            Ok(thread) => {
+                let (buffer, written) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                self.buffer = buffer;
+                written
+            }
+            Err(source) => {
+                let (path, action) = (staging.clone(), "start a thread to write it");
+                Err(CkptError::Io { path, action, bytes: None, source })
+            }
+        };
         let Some(shards) = self.gather(&staging, written)? else { return Ok(()) };
         self.settle_commit();
         let publication = self.publication(staging, header, shards);

@@ -118,6 +118,36 @@ fn a_run_goes_on_in_any_layout() {
     }
 }
 
+/// What an interrupt leaves of a row is made again when the run goes on.
+#[test]
+fn an_interrupted_run_has_the_rows_of_one_that_was_not() {
+    let job = crate::job(&text(""));
+    let rows = |out: &Path| -> Vec<(u64, Vec<String>)> {
+        let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        let row = |line: &str| {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            (row["step"].as_u64().unwrap(), row.as_object().unwrap().keys().cloned().collect())
+        };
+        text.lines().map(row).collect()
+    };
+    let trained = |out: &Path, after: Option<usize>, resume: bool| {
+        let mut stopper = Stopper { after, ..Stopper::default() };
+        let checkpoints = dir(&out.join("checkpoints"), resume);
+        let out = Some(kolo_train::record::OutDir::new(out.into(), true));
+        let options = RunOptions { interrupt: stopper.interrupt.clone(), checkpoints, out, ..options(Company::Alone) };
+        kolo_train::run(Arc::clone(&job), &options, &mut stopper).unwrap_or_else(|error| panic!("{error}"));
+    };
+    let whole = tempfile::tempdir().unwrap();
+    trained(whole.path(), None, false);
+    // Within an epoch, and at the end of one, before its evaluation.
+    for after in [7, 10] {
+        let stopped = tempfile::tempdir().unwrap();
+        trained(stopped.path(), Some(after), false);
+        trained(stopped.path(), None, true);
+        assert_eq!(rows(stopped.path()), rows(whole.path()), "stopped after {after}");
+    }
+}
+
 /// One, two, four and eight workers, with and without ZeRO: saved by each and loaded by each.
 #[test]
 fn every_number_of_workers_goes_on_from_every_other() {
