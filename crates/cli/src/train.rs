@@ -86,11 +86,16 @@ fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Op
     }
     if let Some(path) = &args.out {
         let files = if started_by_us { RunFiles::OfRankZero } else { RunFiles::All };
-        let stale = if args.resume { Vec::new() } else { out::claim(path, args.overwrite, files)? };
+        let stale = match args.resume {
+            true => out::clear_logs(path, files).map(|()| Vec::new())?,
+            false => out::claim(path, args.overwrite, files)?,
+        };
         return Ok(Some(OutDir { path: path.clone(), required: true, stale }));
     }
     if args.resume && !started_by_us {
-        return Ok(out::last(&job.name).or_else(|| out::fresh(&job.name, args.quiet)));
+        let last = out::last(&job.name);
+        last.iter().try_for_each(|last| out::clear_logs(&last.path, RunFiles::All))?;
+        return Ok(last.or_else(|| out::fresh(&job.name, args.quiet)));
     }
     // Over several hosts there is no telling where rank 0 may write.
     let none = args.no_out || started_by_us || args.job.workers.hosts.is_some();

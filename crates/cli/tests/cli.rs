@@ -448,6 +448,13 @@ fn a_directory_holds_one_run() {
         assert!(!names.contains(&"rank-3.log".into()), "{names:?}");
         assert_eq!(names.contains(&"rank-1.log".into()), workers == "2", "{names:?}");
     }
+    // A run that goes on with fewer workers leaves no log of those that are gone.
+    std::fs::write(out.join("rank-3.log"), "old").unwrap();
+    for workers in ["2", "1"] {
+        stdout_of(dir.path(), &[&words[..], &["--resume", "-n", workers]].concat());
+        assert_eq!(out.join("rank-1.log").exists(), workers == "2");
+        assert!(!out.join("rank-3.log").exists(), "-n {workers}");
+    }
     assert_eq!(std::fs::read_to_string(out.join("notes.txt")).unwrap(), "mine");
 }
 
