@@ -28,7 +28,7 @@ use kolo_train::session::{Company, RunOptions};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MAP_COLUMNS: usize = 60;
@@ -391,6 +391,11 @@ pub fn conclude(
     mut report: Report,
     beside: Option<Report>,
 ) -> Result<(), Failure> {
+    // What follows takes memory and time, and must not cost the run its report.
+    let is_file = |path: &PathBuf| std::fs::metadata(path).map_or(true, |meta| meta.is_file());
+    if args.report.as_ref().is_none_or(is_file) {
+        write_report(args, options, &report, beside.as_ref())?;
+    }
     report.planned = planned_step::planned(trainer);
     report.compared = report.compare();
     write_report(args, options, &report, beside.as_ref())?;
