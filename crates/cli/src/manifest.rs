@@ -105,6 +105,21 @@ mod tests {
     use super::*;
     use std::io::Cursor;
 
+    /// Only a job that promises its bits needs one build everywhere.
+    #[test]
+    fn ranks_of_a_reproducible_job_agree_on_the_build() {
+        let build_of = |reproducible: bool| {
+            let text = format!(
+                "[job]\nreproducible = {reproducible}\n[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playground\"\n"
+            );
+            let root = kolo_train::job_file::parse(&text, "test.toml").expect("a job file");
+            let job = Job::read(&root, kolo_models::MODELS).expect("a job");
+            let Agreement(all) = Agreement::on("train").job(&job).expect("a manifest");
+            all.into_iter().find(|(key, _)| key == "build of the program").map(|(_, value)| value)
+        };
+        assert_eq!((build_of(true), build_of(false)), (build(), None));
+    }
+
     #[test]
     fn a_program_knows_its_build_and_no_file_breaks_the_reader() {
         let id = build().expect("this program");

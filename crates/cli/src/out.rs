@@ -64,12 +64,25 @@ fn old_files(dir: &Path, files: RunFiles) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or free some space there")
+}
+
+fn is_log(path: &PathBuf) -> bool {
+    path.extension().is_some_and(|extension| extension == "log")
+}
+
+/// Removes the logs of ranks: a run that is resumed may have fewer of them.
+pub fn clear_logs(dir: &Path, files: RunFiles) -> Result<(), Failure> {
+    let old = old_files(dir, files).map_err(|error| failed(dir, &error))?;
+    let is_file = |path: &&PathBuf| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
+    let mut logs = old.iter().filter(|path| is_log(path)).filter(is_file);
+    logs.try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, &error)))
+}
+
 /// Makes sure that a directory holds no other run. With `overwrite`, removes that run's logs, and has the rest of what it wrote,
 /// and nothing else, which goes when the new run has begun.
 pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf>, Failure> {
-    let failed = |path: &Path, error: &io::Error| {
-        Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or free some space there")
-    };
     let old = old_files(dir, files).map_err(|error| failed(dir, &error))?;
     if old.is_empty() {
         return Ok(Vec::new());
@@ -83,7 +96,6 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
             let message = format!("--overwrite: {} is not a file that a run writes", path.display());
             return Err(Failure::usage(message, "name another directory for --out"));
         }
-        let is_log = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "log");
         let (logs, rest): (Vec<PathBuf>, Vec<PathBuf>) = old.into_iter().partition(is_log);
         logs.iter().try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, &error)))?;
         return Ok(rest);

@@ -29,7 +29,7 @@ use kolo_train::session::{RunOptions, WorkerGroup};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MAP_COLUMNS: usize = 60;
@@ -102,11 +102,16 @@ fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Op
     }
     if let Some(path) = &args.out {
         let files = if started_by_us { RunFiles::OfRankZero } else { RunFiles::All };
-        let stale = if args.resume { Vec::new() } else { out::claim(path, args.overwrite, files)? };
+        let stale = match args.resume {
+            true => out::clear_logs(path, files).map(|()| Vec::new())?,
+            false => out::claim(path, args.overwrite, files)?,
+        };
         return Ok(Some(OutDir { path: path.clone(), required: true, stale }));
     }
     if args.resume && !started_by_us {
-        return Ok(out::last(&job.name).or_else(|| out::fresh(&job.name, args.quiet)));
+        let last = out::last(&job.name);
+        last.iter().try_for_each(|last| out::clear_logs(&last.path, RunFiles::All))?;
+        return Ok(last.or_else(|| out::fresh(&job.name, args.quiet)));
     }
     // Over several hosts there is no telling where rank 0 may write.
     let none = args.no_out || started_by_us || args.job.workers.hosts.is_some();
@@ -400,6 +405,11 @@ pub fn conclude(
     mut report: Report,
     beside: Option<Report>,
 ) -> Result<(), Failure> {
+    // What follows takes memory and time, and must not cost the run its report.
+    let is_file = |path: &PathBuf| std::fs::metadata(path).map_or(true, |meta| meta.is_file());
+    if args.report.as_ref().is_none_or(is_file) {
+        write_report(args, options, &report, beside.as_ref())?;
+    }
     report.planned = planned_step::planned(trainer);
     report.compared = report.compare();
     write_report(args, options, &report, beside.as_ref())?;

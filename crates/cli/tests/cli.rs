@@ -181,7 +181,8 @@ fn a_plan_for_workers_says_whose_numbers_it_has() {
     assert_eq!(forward(&one), 4 * forward(&four), "the numbers are those of a worker");
     assert_eq!((&one["per"], &four["per"]), (&"step".into(), &"step and worker".into()));
     assert_eq!((&one["workers"], &four["workers"]), (&1.into(), &4.into()));
-    assert_eq!(one["run"]["flops"].as_f64().unwrap() > 0.0, four["run"]["flops"].as_f64().unwrap() > 0.0);
+    let [alone, together] = [&one, &four].map(|plan| plan["run"]["flops"].as_f64().unwrap());
+    assert!(alone > 1e9 && (together / alone - 1.0).abs() < 0.05, "a run of one {alone}, of four {together}");
     let text = stdout_of(dir.path(), &["plan", "-n", "2", "--threads", "1"]);
     for words in
         ["FLOP, per worker", "FLOP, all workers", " per worker, ", "for all 2 workers", " exchange, per worker"]
@@ -429,7 +430,10 @@ fn the_out_directory_gets_metrics_events_and_a_picture() {
     let names = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let events: Vec<String> = names.filter(|name| name.starts_with("events.out.tfevents.")).collect();
     assert_eq!(events.len(), 1);
-    assert!(std::fs::metadata(out.join(&events[0])).unwrap().len() > 0);
+    // Tags are in TensorBoard's file as they are, once per row.
+    let bytes = std::fs::read(out.join(&events[0])).unwrap();
+    let times = |tag: &str| bytes.windows(tag.len()).filter(|window| *window == tag.as_bytes()).count();
+    assert_eq!(["step/loss", "step/lr", "train/loss", "step/grad_norm"].map(times), [4, 4, 2, 0]);
     assert!(std::fs::read(out.join("decision.png")).unwrap().starts_with(b"\x89PNG\r\n\x1a\n"));
 }
 
@@ -459,6 +463,13 @@ fn a_directory_holds_one_run() {
         assert_eq!(names.iter().filter(|name| name.starts_with("events.out")).count(), 1, "{names:?}");
         assert!(!names.contains(&"rank-3.log".into()), "{names:?}");
         assert_eq!(names.contains(&"rank-1.log".into()), workers == "2", "{names:?}");
+    }
+    // A run that goes on with fewer workers leaves no log of those that are gone.
+    std::fs::write(out.join("rank-3.log"), "old").unwrap();
+    for workers in ["2", "1"] {
+        stdout_of(dir.path(), &[&words[..], &["--resume", "-n", workers]].concat());
+        assert_eq!(out.join("rank-1.log").exists(), workers == "2");
+        assert!(!out.join("rank-3.log").exists(), "-n {workers}");
     }
     assert_eq!(std::fs::read_to_string(out.join("notes.txt")).unwrap(), "mine");
 }

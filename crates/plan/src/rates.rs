@@ -22,6 +22,8 @@ pub struct Rates {
 
 /// Twice this many bytes are larger than the caches of most cores' share of a socket.
 const STREAM_FLOATS: usize = 8 << 20;
+/// As many as are there in any case.
+const STREAM_FLOATS_MIN: usize = 16 << 10;
 const PRODUCT_SIZE: usize = 384;
 const THIN_ROWS: usize = 16;
 const PATIENCE: Duration = Duration::from_millis(40);
@@ -36,6 +38,19 @@ fn best(mut work: impl FnMut()) -> f64 {
         best = best.min(start.elapsed().as_secs_f64());
     }
     best
+}
+
+/// Two streams of the same length. Where the system has less memory than they need, they are shorter: a rate that is a little
+/// too high is better than a program that ends.
+fn streams(mut reserve: impl FnMut(&mut Vec<f32>, usize) -> bool) -> (Vec<f32>, Vec<f32>) {
+    let (mut y, mut x) = (Vec::new(), Vec::new());
+    let mut floats = STREAM_FLOATS;
+    while floats > STREAM_FLOATS_MIN && !(reserve(&mut y, floats) && reserve(&mut x, floats)) {
+        (y, x, floats) = (Vec::new(), Vec::new(), floats / 2);
+    }
+    y.resize(floats, 1.0);
+    x.resize(floats, 1.0);
+    (y, x)
 }
 
 impl Rates {
@@ -57,9 +72,9 @@ impl Rates {
             2.0 * (rows * size * size) as f64 / seconds
         };
         let (flops, thin_flops) = (product(size), product(THIN_ROWS));
-        let (mut y, x) = (vec![1.0f32; STREAM_FLOATS], vec![1.0f32; STREAM_FLOATS]);
+        let (mut y, x) = streams(|vector, floats| vector.try_reserve_exact(floats).is_ok());
         let stream = best(|| simd::add_into(&mut y, &x));
-        Self { flops, thin_flops, bytes: 12.0 * STREAM_FLOATS as f64 / stream, call: 0.4e-6 }
+        Self { flops, thin_flops, bytes: 12.0 * y.len() as f64 / stream, call: 0.4e-6 }
     }
 
     /// Seconds of one call on this many threads.
@@ -76,6 +91,18 @@ impl Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_are_as_long_as_memory_allows() {
+        let lengths = |most: usize| {
+            let (y, x) = streams(|_, floats| floats <= most);
+            [y.len(), x.len()]
+        };
+        assert_eq!(lengths(STREAM_FLOATS), [STREAM_FLOATS; 2]);
+        assert_eq!(lengths(STREAM_FLOATS - 1), [STREAM_FLOATS / 2; 2]);
+        assert_eq!(lengths(100_000), [64 << 10; 2]);
+        assert_eq!(lengths(0), [STREAM_FLOATS_MIN; 2]);
+    }
 
     /// An op says itself what sets its time, so that an op of a program's own is no worse known than ours.
     #[test]

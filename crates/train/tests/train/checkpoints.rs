@@ -134,7 +134,8 @@ fn an_interrupted_run_has_the_rows_of_one_that_was_not() {
         let mut stopper = Stopper { after, ..Stopper::default() };
         let checkpoints = dir(&out.join("checkpoints"), resume);
         let out = Some(kolo_train::record::OutDir::new(out.into(), true));
-        let options = RunOptions { interrupt: stopper.interrupt.clone(), checkpoints, out, ..options(Company::Alone) };
+        let options =
+            RunOptions { interrupt: stopper.interrupt.clone(), checkpoints, out, ..options(WorkerGroup::Alone) };
         kolo_train::run(Arc::clone(&job), &options, &mut stopper).unwrap_or_else(|error| panic!("{error}"));
     };
     let whole = tempfile::tempdir().unwrap();
