@@ -3,6 +3,7 @@
 
 use crate::strategy::Key;
 
+pub use crate::layers::LAYERS;
 pub use crate::pipeline::strategy::{CHUNKS, RANKS as PIPELINE, SCHEDULE, STAGES};
 pub use crate::sequence::{RANKS as CONTEXT, SequenceSplit};
 pub use crate::spatial::{RANKS as SPATIAL, TILES};

@@ -11,7 +11,7 @@ use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::cross_entropy_parts::SLICES_MAX;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) const LAYERS: Key = Key {
+pub const LAYERS: Key = Key {
     name: "layers",
     value: KeyValue::Layers,
     of_job: true,

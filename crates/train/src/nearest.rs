@@ -164,7 +164,7 @@ fn place_of(key: &Key) -> usize {
 
 /// The largest number that a line of `[parallel.layers]` has for a way; 1 if none has any.
 fn most_of_lines(parallel: &Settings, way: &str) -> usize {
-    let Ok(table) = parallel.table("layers") else { return 1 };
+    let Ok(table) = parallel.table(keys::LAYERS.name) else { return 1 };
     let number = |pattern: &str| match table.table(pattern).ok()?.peek(way)? {
         Setting::Int(value) => usize::try_from(*value).ok(),
         _ => None,

@@ -97,7 +97,7 @@ fn limits_are_explained() {
     let script = format!("ulimit -n 40; exec '{KOLO}' train --set 'data.source=many/*.csv' --quiet");
     let ended = run(&mut under(&["bash", "-c", &script], dir.path()), LIMIT);
     assert_eq!(ended.code, Some(2), "{ended}");
-    assert!(ended.only_error().contains(".csv: cannot open it: Too many open files"), "{ended}");
+    assert!(ended.only_error().contains(".csv: cannot be opened: Too many open files"), "{ended}");
     assert!(ended.stderr.contains("hint: raise the limit on open files (`ulimit -n`)"), "{ended}");
     // Root has no limit on threads, and whoever is not root may have reached a lower one.
     // SAFETY: asks who we are.
