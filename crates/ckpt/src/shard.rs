@@ -260,23 +260,32 @@ pub(crate) fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<(), CkptError>
     disk.sync_dir(above).map_err(CkptError::io(above, "sync", None))
 }
 
-/// Writes a file chunk by chunk and takes the digest of each. Whole chunks of a piece go out from where they lie; only what is
-/// smaller is gathered first.
+/// Writes a file and takes the digest of each of its chunks. Large parts go out from where they lie; small ones are
+/// gathered first, up to the end of a chunk.
 pub(crate) struct ChunkWriter<'a> {
     file: Box<dyn WriteFile>,
     path: PathBuf,
     chunk_bytes: usize,
-    /// A chunk that is not full yet.
+    /// Of the chunk that is not full yet, with what is gathered.
+    hasher: blake3::Hasher,
+    /// Bytes of that chunk.
+    filled: usize,
+    /// What was put and not written yet.
     gathered: Vec<u8>,
     written: u64,
     chunks: Vec<Digest>,
     progress: &'a dyn Fn(u64),
 }
 
+/// Parts below this are gathered.
+const DIRECT_BYTES_MIN: usize = 64 << 10;
+
 impl<'a> ChunkWriter<'a> {
     pub fn new(file: Box<dyn WriteFile>, path: &Path, chunk_bytes: usize, progress: &'a dyn Fn(u64)) -> Self {
-        let gathered = Vec::with_capacity(chunk_bytes);
-        Self { file, path: path.to_path_buf(), chunk_bytes, gathered, written: 0, chunks: Vec::new(), progress }
+        let hasher = blake3::Hasher::new();
+        let path = path.to_path_buf();
+        let (gathered, chunks) = (Vec::new(), Vec::new());
+        Self { file, path, chunk_bytes, hasher, filled: 0, gathered, written: 0, chunks, progress }
     }
 
     /// Bytes put so far.
@@ -286,42 +295,52 @@ impl<'a> ChunkWriter<'a> {
 
     pub fn put(&mut self, mut bytes: &[u8]) -> Result<(), CkptError> {
         while !bytes.is_empty() {
-            if self.gathered.is_empty() && bytes.len() >= self.chunk_bytes {
-                let (chunk, rest) = bytes.split_at(self.chunk_bytes);
-                self.write_chunk(chunk)?;
-                bytes = rest;
-                continue;
-            }
-            let (part, rest) = bytes.split_at(bytes.len().min(self.chunk_bytes - self.gathered.len()));
-            self.gathered.extend_from_slice(part);
-            bytes = rest;
-            if self.gathered.len() == self.chunk_bytes {
+            let (part, rest) = bytes.split_at(bytes.len().min(self.chunk_bytes - self.filled));
+            self.hasher.update(part);
+            self.filled += part.len();
+            if part.len() < DIRECT_BYTES_MIN {
+                self.gathered.extend_from_slice(part);
+            } else {
                 self.write_gathered()?;
+                self.write(part)?;
             }
+            if self.filled == self.chunk_bytes {
+                self.end_chunk()?;
+            }
+            bytes = rest;
         }
         Ok(())
     }
 
+    fn end_chunk(&mut self) -> Result<(), CkptError> {
+        self.write_gathered()?;
+        self.chunks.push(Digest(*self.hasher.finalize().as_bytes()));
+        self.hasher.reset();
+        self.filled = 0;
+        (self.progress)(self.written);
+        Ok(())
+    }
+
     fn write_gathered(&mut self) -> Result<(), CkptError> {
-        let chunk = std::mem::take(&mut self.gathered);
-        self.write_chunk(&chunk)?;
-        self.gathered = chunk;
+        let gathered = std::mem::take(&mut self.gathered);
+        if !gathered.is_empty() {
+            self.write(&gathered)?;
+        }
+        self.gathered = gathered;
         self.gathered.clear();
         Ok(())
     }
 
-    fn write_chunk(&mut self, chunk: &[u8]) -> Result<(), CkptError> {
-        self.chunks.push(Digest::of(chunk));
-        self.file.write(chunk).map_err(CkptError::io(&self.path, "write", Some(chunk.len() as u64)))?;
-        self.written += chunk.len() as u64;
-        (self.progress)(self.written);
+    fn write(&mut self, bytes: &[u8]) -> Result<(), CkptError> {
+        self.file.write(bytes).map_err(CkptError::io(&self.path, "write", Some(bytes.len() as u64)))?;
+        self.written += bytes.len() as u64;
         Ok(())
     }
 
     /// Ends the file, and brings it to the disk.
     pub fn finish(mut self) -> Result<FileInfo, CkptError> {
-        if !self.gathered.is_empty() {
-            self.write_gathered()?;
+        if self.filled > 0 {
+            self.end_chunk()?;
         }
         self.file.sync().map_err(CkptError::io(&self.path, "bring to the disk", Some(self.written)))?;
         Ok(FileInfo { name: String::new(), bytes: self.written, chunks: self.chunks })
