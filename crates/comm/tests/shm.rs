@@ -576,6 +576,7 @@ fn rank_in_a_process() {
     let half = comm.split(rank as i64 % 2, 0).expect("splits");
     half.barrier().expect("meets");
     drop(half);
+    assert!(shm::resident_bytes_of_peers() > 0, "others' memory was read");
     println!("ready");
     let fault = if std::env::var("KOLO_TEST_SHM_END").is_ok() {
         comm.barrier().err()
@@ -588,6 +589,7 @@ fn rank_in_a_process() {
     assert_eq!(descriptors(), before, "descriptors stay open");
     let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     assert!(!maps.contains("memfd:kolo"), "{maps}");
+    assert_eq!(shm::resident_bytes_of_peers(), 0);
     println!("{}", fault.map_or("fine".into(), |fault| fault.to_string()));
 }
 

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-/// The most memory the process ever had resident; `None` where the system has no `/proc`.
+/// The most memory the process ever had resident, without what other workers of this host have and it maps: that counts where it was
+/// made. `None` where the system has no `/proc`.
 pub fn peak_rss_bytes() -> Option<u64> {
-    high_water_mark(&std::fs::read_to_string("/proc/self/status").ok()?)
+    let peak = high_water_mark(&std::fs::read_to_string("/proc/self/status").ok()?)?;
+    Some(peak.saturating_sub(kolo_comm::shm::resident_bytes_of_peers()))
 }
 
 fn high_water_mark(status: &str) -> Option<u64> {

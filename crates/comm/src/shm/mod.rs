@@ -14,6 +14,8 @@ mod rounds;
 mod system;
 mod yield_backoff;
 
+pub use system::resident_bytes_of_peers;
+
 use crate::call::{CallKind, Fingerprint, short_name};
 use crate::element::{ElementType, Reduction};
 use crate::fault::Fault;

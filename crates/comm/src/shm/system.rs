@@ -1,6 +1,7 @@
 //! The system calls of the shared-memory transport: memory without a name, sleeping on a word, noticing a dead process.
 
 use crate::fault::Fault;
+use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;
@@ -10,10 +11,14 @@ fn refused(what: impl Into<String>) -> Fault {
     Fault::system(what, &std::io::Error::last_os_error())
 }
 
-/// A file in memory that has no name and can neither shrink nor grow.
+/// What the memory of a process is called in the lists of mappings of all who map it, before the number of that process.
+const MEMORY_NAME: &str = "kolo-memory-of-";
+
+/// A file in memory that has no name in any file system and can neither shrink nor grow.
 pub fn anonymous_file(bytes: usize) -> Result<OwnedFd, Fault> {
+    let name = CString::new(format!("{MEMORY_NAME}{}", std::process::id())).unwrap_or_default();
     // SAFETY: the name is a terminated string; it shows only in /proc.
-    let fd = unsafe { libc::memfd_create(c"kolo".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if fd < 0 {
         return Err(refused("making shared memory"));
     }
@@ -38,6 +43,31 @@ pub fn open_of_process(pid: u32, fd: RawFd, bytes: usize) -> Result<OwnedFd, Str
         return Err(format!("{path} is not the memory that was offered"));
     }
     Ok(file.into())
+}
+
+/// Bytes of other processes' memory that this process has mapped and touched, which count as resident in both; 0 where the system does
+/// not say.
+pub fn resident_bytes_of_peers() -> u64 {
+    std::fs::read_to_string("/proc/self/smaps").map_or(0, |maps| touched_of_others(&maps, std::process::id()))
+}
+
+/// Of a list of mappings, each a line with its name and lines about it.
+fn touched_of_others(maps: &str, process: u32) -> u64 {
+    let own = format!("/memfd:{MEMORY_NAME}{process}");
+    let (mut is_of_peer, mut kibibytes) = (false, 0u64);
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match words.next() {
+            Some("Rss:") if is_of_peer => kibibytes += words.next().and_then(|count| count.parse().ok()).unwrap_or(0),
+            // Addresses, rights, offset, device and inode stand before the name.
+            Some(word) if !word.ends_with(':') => {
+                let name = words.nth(4).unwrap_or_default();
+                is_of_peer = name.strip_prefix("/memfd:").is_some_and(|name| name.starts_with(MEMORY_NAME)) && name != own;
+            }
+            _ => {}
+        }
+    }
+    kibibytes * 1024
 }
 
 /// Gives every page of a fresh mapping its memory now, so that want of memory is an error here and not a signal later.
@@ -135,4 +165,31 @@ pub fn processors() -> [u64; PROCESSOR_WORDS] {
     // SAFETY: the buffer has this length.
     unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
     mask
+}
+
+#[cfg(test)]
+mod tests {
+    use super::touched_of_others;
+
+    #[test]
+    fn memory_of_other_processes_is_counted_once() {
+        let maps = "\
+7f00-7f10 rw-s 00000000 00:01 11 /memfd:kolo-memory-of-12 (deleted)
+Size:                 64 kB
+Rss:                  60 kB
+Pss:                  30 kB
+VmFlags: rd wr sh
+7f10-7f20 rw-s 00000000 00:01 12 /memfd:kolo-memory-of-123 (deleted)
+Rss:                  32 kB
+7f20-7f30 rw-p 00000000 00:00 0
+Rss:                 999 kB
+7f30-7f40 rw-s 00000000 00:01 13 /memfd:kolo-memory-of-7 (deleted)
+Rss:                   8 kB
+7f40-7f50 r--p 00000000 00:01 14 /usr/lib/libc.so
+Rss:                 999 kB
+";
+        assert_eq!(touched_of_others(maps, 12), 40 * 1024);
+        assert_eq!(touched_of_others(maps, 123), 68 * 1024);
+        assert_eq!(touched_of_others("", 1), 0);
+    }
 }
