@@ -277,8 +277,7 @@ def memory(arguments):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "job.toml").write_text(LARGE[job])
-            # Over shared memory a rank's pages count for whoever reads them, too.
-            report, reason = train(arguments.binary, folder, workers, layout, "tcp")
+            report, reason = train(arguments.binary, folder, workers, layout, arguments.transport)
         if report is None:
             sys.exit(f"{job} -n {workers} {layout}: {reason}")
         ranks = (report.get("communication") or {}).get("ranks")
@@ -414,6 +413,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--binary", default=KOLO)
     parser.add_argument("--memory", action="store_true", help="compare each worker's memory with its plan instead")
+    parser.add_argument("--transport", default="shm", choices=["shm", "tcp"], help="of the workers whose memory is compared")
     parser.add_argument("--random", type=int, metavar="N", help="try so many random layouts of random jobs instead")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="of the random layouts, this one alone")
     parser.add_argument("--report")

@@ -63,12 +63,9 @@ pub fn check_job(job: &Job) -> Result<(), Failure> {
     if !job.reproducible {
         return refused("`job.reproducible = false`", "a lost step is computed again, which must give the same bits");
     }
-    let shares_model = |one: &dyn Strategy| one.takes_turns() || one.shares_model();
-    if let Some(strategy) = job
-        .parallel
-        .strategies()
-        .find(|one| one.part() == Part::Transfer || one.home() == Home::OnePerHost || shares_model(*one))
-    {
+    let refuses =
+        |one: &&dyn Strategy| one.part() == Part::Transfer || one.home() == Home::OnePerHost || one.shares_model();
+    if let Some(strategy) = job.parallel.strategies().find(refuses) {
         let what = format!("`{}`", strategy.written());
         return refused(&what, "a lost worker would take part of the state with it; drop one of the two");
     }

@@ -48,7 +48,7 @@ impl Worker {
         let plan = WorkerPlan::new(job, &parallel, &mesh, evaluators.as_ref(), options)?;
         let WorkerPlan { program, mut memory, device } = plan;
         if elastic && parallel.is_sharded(group.workers()) {
-            memory.copies = copies::bytes(&program.graph, group.workers());
+            memory.copies = copies::bytes(&program.graph, group.workers(), parallel.shards_weights(&mesh));
         }
         check_memory(job, group, &parallel, &memory, device.as_ref(), options)?;
         let (store, session) = match group.peers() {

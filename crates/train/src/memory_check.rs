@@ -195,7 +195,7 @@ fn kinds(one: &MemoryPlan) -> [(&'static str, usize, &'static str); 10] {
         (
             "copies",
             one.copies,
-            "leave out `parallel.zero` or `--elastic`: fewer than six workers need less without these copies",
+            "use more workers, which share these copies, or leave out `--elastic` or, with few workers, `parallel.zero`",
         ),
         ("process", one.process, "use a model of fewer layers"),
     ]

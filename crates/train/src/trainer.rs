@@ -108,7 +108,8 @@ impl Trainer {
         let mut trainer = Self::assembled(worker, job, group, options)?;
         trainer.settles = true;
         if let Some(world) = trainer.world.as_ref().filter(|world| trainer.parallel.is_sharded(world.size())) {
-            trainer.copies = Some(Copies::new(world, &mut trainer.store)?);
+            let shards_weights = trainer.parallel.shards_weights(&trainer.mesh);
+            trainer.copies = Some(Copies::new(world, &trainer.store, shards_weights)?);
         }
         Ok(trainer)
     }

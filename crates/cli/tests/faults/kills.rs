@@ -144,11 +144,11 @@ pub fn killed(seed: u64) -> Killed {
         phases.insert(0, Phase::Step);
     }
     let restarts = if phases.contains(&Phase::Join) { "2" } else { ["0", "0", "2"][chance.below(3) as usize] };
-    let zero = ["parallel.zero=0", "parallel.zero=1"][chance.below(2) as usize];
+    let zero = format!("parallel.zero={}", chance.below(4));
     let about = format!("elastic, kills in {phases:?} over {where_}, {restarts} restarts, {zero}, seed {seed}");
     let (over, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Seen::default())));
     let (mut kills, mut reached) = (Vec::new(), Vec::new());
-    let saving = ["--set", "checkpoint.every=20 steps", "--set", zero, "--restarts", restarts];
+    let saving = ["--set", "checkpoint.every=20 steps", "--set", &zero, "--restarts", restarts];
     let mut looking = None;
     let outcome = survive(EPOCHS, &[links, &saving].concat(), about, |job| {
         let (path, over, seen) = (job.folder.path().join("stderr"), Arc::clone(&over), Arc::clone(&seen));

@@ -72,7 +72,11 @@ pub fn run(arguments: &[String]) {
     let mut member = join();
     assert_eq!(member.roster.len(), member.world);
     assert_eq!(member.roster[member.rank].pid, std::process::id());
-    let keys = member.all_gather(&member.key.clone().expose()[..]).unwrap();
+    let keys = member.all_gather(&member.key.clone().expose()[..]).unwrap_or_else(|fault| {
+        // It may be stopped as soon as it is here.
+        member.fail_with(&fault);
+        std::process::exit(1)
+    });
     assert!(keys.iter().all(|key| *key == member.key.expose()) && *member.key.expose() != [0; 32]);
     let asked = Arc::new(AtomicBool::new(false));
     if matches!(behaviour, "polite" | "stubborn") {

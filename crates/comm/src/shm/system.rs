@@ -62,7 +62,8 @@ fn touched_of_others(maps: &str, process: u32) -> u64 {
             // Addresses, rights, offset, device and inode stand before the name.
             Some(word) if !word.ends_with(':') => {
                 let name = words.nth(4).unwrap_or_default();
-                is_of_peer = name.strip_prefix("/memfd:").is_some_and(|name| name.starts_with(MEMORY_NAME)) && name != own;
+                is_of_peer =
+                    name.strip_prefix("/memfd:").is_some_and(|name| name.starts_with(MEMORY_NAME)) && name != own;
             }
             _ => {}
         }
