@@ -50,9 +50,9 @@ pub enum Work {
 pub enum ProductShape {
     /// A matrix product. The elements of its result that do not make up a row of `columns` are its rows.
     Matrix { columns: usize },
-    /// A convolution, or a gradient of one, as a matrix product. `winograd`: Winograd's algorithm applies, so that it can do
-    /// with fewer multiplications.
-    Convolution { columns: usize, winograd: bool },
+    /// A convolution, or a gradient of one, as a matrix product: of images with so many `channels` in a group. `winograd`: if
+    /// Winograd's algorithm applies, so that it can do with fewer multiplications, how many taps a side of its kernel has.
+    Convolution { columns: usize, channels: usize, winograd: Option<usize> },
     /// Attention: `products` matrix products over `scores` pairs of a query and a key. A share `masked` of the pairs is hidden,
     /// and need not be computed where the scores are not kept.
     Attention { scores: usize, products: u32, masked: f64 },
@@ -142,6 +142,12 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
 
     /// Whether a framework that does not fuse runs it as several ops, each of which reads and writes memory.
     fn composite(&self) -> bool {
+        false
+    }
+
+    /// Whether it needs sums over its large operands before it can compute the first number of its result, so that a device reads
+    /// them twice.
+    fn reads_twice(&self) -> bool {
         false
     }
 

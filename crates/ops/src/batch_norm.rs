@@ -80,6 +80,9 @@ impl Op for BatchNorm {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c -> x, c, c, c")
     }
+    fn reads_twice(&self) -> bool {
+        true
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let index = self.index(inputs).ok_or("takes x, weight and bias, and x is [n, c, …]")?;
         norm::infer(&index, inputs, &[Some(0), None, None, None])
@@ -274,6 +277,9 @@ impl Op for BatchNormGrad {
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c, c, x -> x, c, c")
+    }
+    fn reads_twice(&self) -> bool {
+        true
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let index = self.index(inputs).ok_or("takes x, weight, mean, rstd and g, and x is [n, c, …]")?;

@@ -243,9 +243,16 @@ impl<'g> Counting<'g> {
         let flops = node.op.flops(&inputs, &outputs) as f64;
         let mut moved = Kept::default();
         inputs.iter().chain(&outputs).for_each(|ty| moved.add(ty, 1.0));
+        let reals_of = |chosen: &dyn Fn(&ValueId) -> bool| {
+            let mut kept = Kept::default();
+            node.inputs.iter().filter(|id| chosen(id)).for_each(|id| kept.add(self.graph.ty(*id), 1.0));
+            kept.reals
+        };
+        let weights = reals_of(&|id| self.phases[self.graph.value(*id).node.0 as usize] == Phase::Before);
+        let reread = if node.op.reads_twice() { reals_of(&|_| true) } else { 0.0 };
         let body = body(&*node.op, flops, &inputs, &outputs);
         let (name, composite) = (node.op.name(), node.op.composite());
-        OpCall { name, body, flops, reals: moved.reals, bytes: moved.bytes, composite }
+        OpCall { name, body, flops, reals: moved.reals, bytes: moved.bytes, weights, reread, composite }
     }
 
     fn exchange(&self, node: &Node) -> Option<UnitExchange> {

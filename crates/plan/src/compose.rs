@@ -9,6 +9,8 @@ mod kinds;
 mod layers;
 mod memory;
 mod stages;
+#[cfg(test)]
+mod tests;
 
 pub use bound::lower_bound;
 pub use kinds::{Bound, OpKindCost, op_kinds};
@@ -143,12 +145,22 @@ impl<'a> Composition<'a> {
             // Weights' gradients wait for nobody: they are computed while the input's gradient travels.
             hide(&mut times.input.exchanges, times.weight.compute.seconds());
         }
+        self.add_narrowing(unit, &mut times);
         if self.gathers_each_use() {
             self.add_gathers(unit, &mut times);
         } else if self.anatomy.offload == Offload::Weights {
             self.add_fetches(unit, &mut times);
         }
         times
+    }
+
+    /// Weights of 8-bit products become narrow once per step, or whenever they have been gathered.
+    fn add_narrowing(&self, unit: &Unit, times: &mut UnitTimes) {
+        let runner = Runner::new(&self.cluster.device, self.layout.precision, &self.cluster.system);
+        let seconds = runner.narrowing(unit.parameters + unit.borrowed);
+        let both = self.gathers_each_use();
+        times.forward.compute.stream += if both { seconds } else { seconds / self.layout.micro_batches.max(1) as f64 };
+        times.input.compute.stream += if both { seconds } else { 0.0 };
     }
 
     fn units_of(&self, stage: usize) -> impl DoubleEndedIterator<Item = (usize, &Unit)> {
@@ -226,7 +238,7 @@ impl<'a> Composition<'a> {
             before: self.before(&own, stages),
             buckets: self.buckets(&own),
             update,
-            after: self.after(parameters),
+            after: self.after(parameters, &own, stages),
             memory: self.memory(&own, parameters, in_flight),
             parameters,
             stages: own,

@@ -9,16 +9,24 @@ use crate::step_model::Compute;
 use crate::system::SystemTraits;
 use kolo_graph::{Op, ProductShape, Type, Work};
 
+/// What a convolution is beyond a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Convolved {
+    /// Of its images, in a group.
+    pub channels: f64,
+    /// Taps of a side, if Winograd's algorithm can multiply less often for it.
+    pub winograd: Option<usize>,
+}
+
 /// What of an op sets its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Body {
-    /// Rows and columns of its result, and the number of terms of each sum. `winograd`: Winograd's algorithm can multiply less
-    /// often for it.
+    /// Rows and columns of its result, and the number of terms of each sum.
     Product {
         rows: f64,
         columns: f64,
         terms: f64,
-        winograd: bool,
+        convolution: Option<Convolved>,
     },
     /// Products of a few rows, one after the other.
     ThinProducts,
@@ -43,6 +51,10 @@ pub struct OpCall {
     pub reals: f64,
     /// Bytes of everything else.
     pub bytes: f64,
+    /// Of `reals`, those of weights: they are the same in every micro-batch of a step.
+    pub weights: f64,
+    /// Of `reals`, those that are read twice.
+    pub reread: f64,
     /// Whether a framework that does not fuse runs it as several ops.
     pub composite: bool,
 }
@@ -64,6 +76,8 @@ pub struct Runner<'d> {
     pub attention_share: Option<f64>,
     /// Elementwise ops are fused.
     pub fuses: bool,
+    /// Images lie channel by channel.
+    pub channels_first: bool,
 }
 
 /// Terms of a sum that cost as much as starting and ending it.
@@ -78,12 +92,22 @@ const FLASH_SHARE: f64 = 0.6;
 /// scaling, mask, softmax and dropout between. Backward: through dropout and softmax to the products for queries and keys, and once
 /// more for the values.
 const SCORE_PASSES: [f64; 2] = [6.0, 10.0];
+/// Where nothing is fused, scaling and mask read and write them on their own; backward, scaling does.
+const EAGER_SCORE_PASSES: [f64; 2] = [4.0, 2.0];
 /// Of the five products of a backward pass, one computes scores again; attention that keeps them has four.
 const BACKWARD_KEPT: f64 = 4.0 / 5.0;
-/// Winograd's F(2 × 2, 3 × 3) multiplies 16 times where a convolution multiplies 36 times, and F(4 × 4, 3 × 3) 36 times instead of 144.
-const WINOGRAD_GAINS: [f64; 2] = [2.25, 4.0];
-/// The tiles of F(4 × 4, 3 × 3) have 36 numbers for 16; they are written for the products and read by them, as are their results.
-const TRANSFORM_PASSES: f64 = 2.0 * 36.0 / 16.0;
+/// Algorithms of Winograd: taps of a side, how many times less often they multiply, and how often the tiles pass through memory, each
+/// time as large as the operands. F(2 × 2, 3 × 3) multiplies 16 times where a convolution multiplies 36 times, and keeps its tiles in
+/// the kernel. F(4 × 4, 3 × 3) does with 36 for 144, and F(4 × 4, 5 × 5) with 64 for 400; their tiles have 36 and 64 numbers for 16, and
+/// are written for the products and read by them, as are their results. cuDNN has the first as `WINOGRAD`, the others as `WINOGRAD_NONFUSED`.
+const WINOGRADS: [(usize, f64, f64); 3] = [(3, 2.25, 0.0), (3, 4.0, 2.0 * 36.0 / 16.0), (5, 6.25, 2.0 * 64.0 / 16.0)];
+/// The share of the f32 peak that products reach on a device whose other precisions have units of their own: large SGEMM of cuBLAS does
+/// about 14 of a V100's 15.7 TFLOP/s.
+const PLAIN_SHARE: f64 = 0.89;
+/// Tensor cores take channels in runs of 16 bytes; a convolution with fewer computes with zeros.
+const RUN_BYTES: f64 = 16.0;
+/// An image is read and written to lie in another order.
+const ORDER_PASSES: f64 = 2.0;
 /// Where nothing is fused, a norm, a rotation or a loss passes its operands so often through memory, much of it in f32.
 const EAGER_PASSES: f64 = 6.0;
 /// The share of the rate that 8-bit products reach beside wider ones: of an H100's peaks the best product reaches 0.71 in 8 bits and
@@ -94,26 +118,32 @@ const THIN_SHARE: f64 = 0.25;
 
 impl<'d> Runner<'d> {
     pub fn new(device: &'d Device, precision: Precision, system: &SystemTraits) -> Self {
-        let SystemTraits { flash_attention: flash, attention_share, fuses, .. } = *system;
-        Self { device, precision, flash, attention_share, fuses }
+        let SystemTraits { flash_attention: flash, attention_share, fuses, channels_first, .. } = *system;
+        let channels_first = channels_first.unwrap_or(precision == Precision::Tf32 && !fuses);
+        Self { device, precision, flash, attention_share, fuses, channels_first }
     }
 
     /// What a call takes.
     pub fn compute(&self, call: &OpCall) -> Compute {
-        let Device { product_share, launch, .. } = *self.device;
-        let narrow = if self.narrows() { NARROW_SHARE } else { 1.0 };
-        let rate = self.device.peak(self.precision) * product_share * narrow;
+        let launch = self.device.launch;
+        let rate = self.product_rate();
         let passes = if call.composite && !self.fuses { EAGER_PASSES } else { 1.0 };
-        let stream = call.moved_bytes(self.precision) * passes / self.stream_rate();
+        let reread = if self.device.units > 1 { call.reread * self.precision.bytes() as f64 } else { 0.0 };
+        let stream = (call.moved_bytes(self.precision) * passes + reread) / self.stream_rate();
         let (product, seconds) = match call.body {
             Body::Stream => (0.0, stream),
-            Body::Product { rows, columns, terms, winograd } => {
-                let written = call.flops / rate / self.filled(rows, columns, terms);
-                let (product, seconds) = match winograd && self.transforms() {
-                    true => self.transformed(call, written, stream),
-                    false => (written, written.max(stream)),
+            Body::Product { rows, columns, terms, convolution } => {
+                let computed = call.flops * self.with_zeros(convolution) / rate / self.filled(rows, columns, terms);
+                let result = rows * columns * self.precision.bytes() as f64 / self.stream_rate();
+                let (product, seconds) = match convolution.and_then(|convolution| convolution.winograd) {
+                    Some(taps) if self.transforms() => self.transformed(call, taps, computed, stream),
+                    // One block of a kernel for tensor cores fills a multiprocessor: nothing multiplies while it writes its result.
+                    _ if self.has_tensor_cores() => (computed, computed.max(stream - result) + result),
+                    _ => (computed, computed.max(stream)),
                 };
-                (product.min(call.flops / rate), seconds + self.narrowing(call.reals - rows * columns))
+                let around =
+                    self.narrowing(call.reals - rows * columns - call.weights) + self.reordering(call, convolution);
+                (product.min(call.flops / rate), seconds + around)
             }
             Body::ThinProducts => (call.flops / rate, (call.flops / rate / THIN_SHARE).max(stream)),
             Body::Attention { scores, passes, masked } => self.attention(call.flops, scores, passes, masked, stream),
@@ -123,19 +153,56 @@ impl<'d> Runner<'d> {
         Compute { product, stream, overhead, flops: call.flops }
     }
 
+    /// Operations per second of large products.
+    fn product_rate(&self) -> f64 {
+        let Device { product_share, units, .. } = *self.device;
+        let peak = self.device.peak(self.precision);
+        let half = self.device.peak(Precision::F16);
+        match self.precision {
+            Precision::F32 if units > 1 && half > peak => peak * product_share.max(PLAIN_SHARE),
+            Precision::F8 if self.narrows() => peak * product_share * NARROW_SHARE,
+            _ => peak * product_share,
+        }
+    }
+
+    /// Whether products run on units of their own.
+    fn has_tensor_cores(&self) -> bool {
+        self.device.units > 1 && self.device.peak(self.precision) > self.device.peak(Precision::F32)
+    }
+
+    /// How many times as many operations a convolution is on tensor cores, whose runs of channels it fills with zeros.
+    fn with_zeros(&self, convolution: Option<Convolved>) -> f64 {
+        match convolution.filter(|_| self.has_tensor_cores()) {
+            Some(Convolved { channels, .. }) if channels > 0.0 => {
+                let run = RUN_BYTES / self.precision.bytes() as f64;
+                (channels / run).ceil() * run / channels
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// Seconds in which images are brought into the order that tensor cores read, and results back.
+    fn reordering(&self, call: &OpCall, convolution: Option<Convolved>) -> f64 {
+        match convolution.is_some() && self.channels_first && self.has_tensor_cores() {
+            true => ORDER_PASSES * (call.reals - call.weights) * self.precision.bytes() as f64 / self.stream_rate(),
+            false => 0.0,
+        }
+    }
+
     /// Whether Winograd's algorithm is worth trying. Tensor cores are faster without it, and processors' kernels do not have it.
     fn transforms(&self) -> bool {
         self.precision == Precision::F32 && self.device.units > 1
     }
 
-    /// Seconds in which a convolution multiplies, and in all, if it takes so long as it is written and so long for its bytes: by
-    /// the fastest algorithm.
-    fn transformed(&self, call: &OpCall, written: f64, stream: f64) -> (f64, f64) {
+    /// Seconds in which a convolution of so many taps a side multiplies, and in all, if it takes so long as it is written and so long
+    /// for its bytes: by the fastest algorithm.
+    fn transformed(&self, call: &OpCall, taps: usize, written: f64, stream: f64) -> (f64, f64) {
         let plain = (written, written.max(stream));
-        let [small, large] = WINOGRAD_GAINS.map(|gain| written / gain);
-        let transforms = TRANSFORM_PASSES * call.moved_bytes(self.precision) / self.stream_rate();
-        let all = [plain, (small, small.max(stream)), (large, large.max(stream) + transforms)];
-        all.into_iter().min_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or(plain)
+        let moved = call.moved_bytes(self.precision) / self.stream_rate();
+        let by =
+            |(_, gain, passes): &(usize, f64, f64)| (written / gain, (written / gain).max(stream) + passes * moved);
+        let all = WINOGRADS.iter().filter(|(side, ..)| *side == taps).map(by);
+        all.chain([plain]).min_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or(plain)
     }
 
     /// Whether products are of 8 bits.
@@ -150,7 +217,7 @@ impl<'d> Runner<'d> {
 
     /// Seconds in which operands become 8 bits wide: read and written, and read for their largest unless whoever made them did
     /// that.
-    fn narrowing(&self, operands: f64) -> f64 {
+    pub(crate) fn narrowing(&self, operands: f64) -> f64 {
         let wide = self.precision.bytes() as f64;
         let reads = if self.fuses { 1.0 } else { 2.0 };
         if self.narrows() { operands.max(0.0) * (reads * wide + 1.0) / self.stream_rate() } else { 0.0 }
@@ -168,7 +235,9 @@ impl<'d> Runner<'d> {
         }
         let backward = passes > 2.0;
         let flops = if backward { flops * BACKWARD_KEPT } else { flops };
-        let through = scores * SCORE_PASSES[usize::from(backward)] * precision.bytes() as f64 / self.stream_rate();
+        let at = usize::from(backward);
+        let passes = SCORE_PASSES[at] + if self.fuses { 0.0 } else { EAGER_SCORE_PASSES[at] };
+        let through = scores * passes * precision.bytes() as f64 / self.stream_rate();
         (flops / rate, flops / rate + through + stream)
     }
 
@@ -201,8 +270,10 @@ pub(crate) fn body(op: &dyn Op, flops: f64, inputs: &[Type], outputs: &[Type]) -
         Work::Stream => Body::Stream,
         Work::ThinProducts => Body::ThinProducts,
         Work::Product => match op.product_shape(inputs, outputs) {
-            ProductShape::Matrix { columns } => product(&outputs[0], columns, flops, false),
-            ProductShape::Convolution { columns, winograd } => product(&outputs[0], columns, flops, winograd),
+            ProductShape::Matrix { columns } => product(&outputs[0], columns, flops, None),
+            ProductShape::Convolution { columns, channels, winograd } => {
+                product(&outputs[0], columns, flops, Some(Convolved { channels: channels as f64, winograd }))
+            }
             ProductShape::Attention { scores, products, masked } => {
                 Body::Attention { scores: scores as f64, passes: f64::from(products), masked }
             }
@@ -210,10 +281,10 @@ pub(crate) fn body(op: &dyn Op, flops: f64, inputs: &[Type], outputs: &[Type]) -
     }
 }
 
-fn product(result: &Type, columns: usize, flops: f64, winograd: bool) -> Body {
+fn product(result: &Type, columns: usize, flops: f64, convolution: Option<Convolved>) -> Body {
     let elements = (result.elements() as f64).max(1.0);
     let columns = (columns as f64).max(1.0);
-    Body::Product { rows: elements / columns, columns, terms: (flops / 2.0 / elements).max(1.0), winograd }
+    Body::Product { rows: elements / columns, columns, terms: (flops / 2.0 / elements).max(1.0), convolution }
 }
 
 #[cfg(test)]
@@ -232,10 +303,12 @@ mod tests {
             let flops = 2.0 * rows * columns * terms;
             let call = OpCall {
                 name: "linear",
-                body: Body::Product { rows, columns, terms, winograd: false },
+                body: Body::Product { rows, columns, terms, convolution: None },
                 flops,
                 reals,
                 bytes: 0.0,
+                weights: 0.0,
+                reread: 0.0,
                 composite: false,
             };
             flops / runner.compute(&call).seconds() / device.peak(Precision::Bf16) / device.product_share
@@ -247,6 +320,104 @@ mod tests {
         assert!(share(16384.0, 8192.0, 64.0) < 0.6 * large);
         // A few rows read the whole weight.
         assert!(share(16.0, 8192.0, 8192.0) < 0.2);
+    }
+
+    /// A convolution of 64 images of 56 × 56 places to as many channels.
+    fn convolution(channels: f64, taps: f64, winograd: Option<usize>) -> OpCall {
+        let (places, terms) = (64.0 * 56.0 * 56.0, channels * taps * taps);
+        let weights = channels * terms;
+        OpCall {
+            name: "conv2d",
+            body: Body::Product {
+                rows: places,
+                columns: channels,
+                terms,
+                convolution: Some(Convolved { channels, winograd }),
+            },
+            flops: 2.0 * places * channels * terms,
+            reals: 2.0 * places * channels + weights,
+            bytes: 0.0,
+            weights,
+            reread: 0.0,
+            composite: false,
+        }
+    }
+
+    #[test]
+    fn convolutions_on_tensor_cores_take_runs_of_channels_in_their_order() {
+        let table = DeviceTable::built_in().unwrap();
+        let seconds = |device: &str, precision, channels_first, call: &OpCall| {
+            let system = SystemTraits { channels_first: Some(channels_first), ..SystemTraits::default() };
+            Runner::new(table.find(device).unwrap(), precision, &system).compute(call).seconds()
+        };
+        let full = convolution(128.0, 3.0, Some(3));
+        for (device, precision, transposes) in
+            [("a100-80", Precision::Tf32, true), ("v100", Precision::F16, true), ("v100", Precision::F32, false)]
+        {
+            let [last, first] = [false, true].map(|order| seconds(device, precision, order, &full));
+            assert_eq!(first > 1.05 * last, transposes, "{device} {}", precision.name());
+        }
+        let assumed = |precision, fuses| {
+            let system = SystemTraits { fuses, ..SystemTraits::default() };
+            Runner::new(table.find("a100-80").unwrap(), precision, &system).channels_first
+        };
+        assert!(assumed(Precision::Tf32, false));
+        assert!(!assumed(Precision::Tf32, true) && !assumed(Precision::Bf16, false));
+        // Three channels take as long as eight halves do.
+        let stem = |channels: f64| OpCall {
+            body: Body::Product {
+                rows: 64.0 * 112.0 * 112.0,
+                columns: 64.0,
+                terms: 147.0,
+                convolution: Some(Convolved { channels, winograd: None }),
+            },
+            ..convolution(64.0, 7.0, None)
+        };
+        assert!(
+            seconds("a100-80", Precision::F16, false, &stem(3.0))
+                > 1.5 * seconds("a100-80", Precision::F16, false, &stem(8.0))
+        );
+        assert_eq!(
+            seconds("p100", Precision::F32, false, &stem(3.0)),
+            seconds("p100", Precision::F32, false, &stem(8.0))
+        );
+        let large = convolution(192.0, 5.0, Some(5));
+        let plain = convolution(192.0, 5.0, None);
+        assert!(seconds("p100", Precision::F32, false, &large) < 0.5 * seconds("p100", Precision::F32, false, &plain));
+    }
+
+    #[test]
+    fn gpus_read_twice_what_has_to_be_summed_first() {
+        let table = DeviceTable::built_in().unwrap();
+        let norm = |reread: f64| OpCall {
+            name: "batch_norm",
+            body: Body::Stream,
+            flops: 0.0,
+            reals: 2e8,
+            bytes: 0.0,
+            weights: 0.0,
+            reread,
+            composite: false,
+        };
+        let ratio = |device: &str| {
+            let runner = Runner::new(table.find(device).unwrap(), Precision::F32, &SystemTraits::default());
+            runner.compute(&norm(1e8)).seconds() / runner.compute(&norm(0.0)).seconds()
+        };
+        assert!((ratio("v100") - 1.5).abs() < 0.01);
+        assert_eq!(ratio("cpu-core"), 1.0);
+    }
+
+    #[test]
+    fn f32_reaches_more_of_its_peak_beside_tensor_cores() {
+        let table = DeviceTable::built_in().unwrap();
+        let rate = |device: &str| {
+            let device = table.find(device).unwrap();
+            let runner = Runner::new(device, Precision::F32, &SystemTraits::default());
+            runner.product_rate() / device.peak(Precision::F32)
+        };
+        assert_eq!(rate("v100"), PLAIN_SHARE);
+        assert_eq!(rate("p100"), table.find("p100").unwrap().product_share);
+        assert_eq!(rate("cpu-core"), table.find("cpu-core").unwrap().product_share);
     }
 
     fn types_of(case: &Case) -> (Vec<Type>, Vec<Type>) {
@@ -279,13 +450,17 @@ mod tests {
             "attention attention_grad attention_step attention_step_grad"
         );
         assert_eq!(
-            named(|case| matches!(body_of(case), Body::Product { winograd: true, .. })),
+            named(|case| matches!(
+                body_of(case),
+                Body::Product { convolution: Some(Convolved { winograd: Some(_), .. }), .. }
+            )),
             "conv2d conv2d_input_grad conv2d_weight_grad"
         );
         assert_eq!(
             named(|case| case.op.composite()),
             "cross_entropy cross_entropy_grad rms_norm rms_norm_grad rotary softmax"
         );
+        assert_eq!(named(|case| case.op.reads_twice()), "batch_norm batch_norm_grad");
         assert_eq!(named(|case| case.op.widened().is_some()), "cross_entropy cross_entropy_join cross_entropy_part");
     }
 

@@ -25,6 +25,9 @@ pub struct SystemTraits {
     pub cycle_seconds: f64,
     /// Whether elementwise ops are fused; otherwise each passes through memory, as in an eager framework.
     pub fuses: bool,
+    /// Whether images lie channel by channel, so that convolutions on tensor cores bring them into another order and back; if that is
+    /// not said, an eager framework in TF32 keeps them so.
+    pub channels_first: Option<bool>,
     /// Whether exchanges inside layers go on while gradients of weights are computed.
     pub overlaps_layers: bool,
     /// Whether exchanges inside layers go on while the products beside them are computed, piece by piece.
@@ -32,6 +35,8 @@ pub struct SystemTraits {
     /// Whether weights are gathered, and their gradients scattered, while other layers are computed. Not where the cores that compute
     /// exchange, too.
     pub overlaps_gathers: bool,
+    /// Whether new weights of others' shares are gathered while the next step's first micro-batch comes forward, rather than before it.
+    pub overlaps_updates: bool,
     /// Whether attention keeps no scores.
     pub flash_attention: bool,
     /// The share of the device's peak that attention without scores reaches, if that is known of its kernel.
@@ -46,8 +51,10 @@ pub struct SystemTraits {
     pub scatters_sends: bool,
     /// The spread of a rank's step time, as a share of it: the slowest of many sets the pace of all.
     pub jitter: f64,
-    /// Memory of the framework itself on each device: context, libraries, buffers of collectives, fragments.
+    /// Memory of the framework itself on each device: context, libraries, buffers of collectives.
     pub reserved_bytes: f64,
+    /// What an allocator holds beyond the activations and temporaries that are in use, as a share of them.
+    pub fragments: f64,
 }
 
 impl Default for SystemTraits {
@@ -61,9 +68,11 @@ impl Default for SystemTraits {
             bucket_bytes: 25.0 * MIB,
             cycle_seconds: 0.0,
             fuses: true,
+            channels_first: None,
             overlaps_layers: true,
             overlaps_products: false,
             overlaps_gathers: true,
+            overlaps_updates: false,
             flash_attention: true,
             attention_share: None,
             repeats_products: 0,
@@ -72,6 +81,7 @@ impl Default for SystemTraits {
             scatters_sends: false,
             jitter: 0.0,
             reserved_bytes: 0.0,
+            fragments: 0.0,
         }
     }
 }
@@ -93,6 +103,7 @@ impl SystemTraits {
             let message = format!("is \"{algorithm}\", which is not known");
             return Err(section.wrong("algorithm", message, format!("write one of {}", names.join(", "))));
         }
+        let channels_first = section.bool("channels_first", false)?;
         let attention_share = section.float_in("attention_share", 1.0, 0.001, 1.0)?;
         let system = SystemTraits {
             precision: named,
@@ -103,7 +114,9 @@ impl SystemTraits {
             bucket_bytes: section.float_in("bucket_mib", default.bucket_bytes / MIB, 0.001, 1e6)? * MIB,
             cycle_seconds: section.float_in("cycle_ms", 0.0, 0.0, 1e4)? / 1e3,
             fuses: section.bool("fuses", default.fuses)?,
+            channels_first: section.has("channels_first").then_some(channels_first),
             overlaps_gathers: section.bool("overlaps_gathers", default.overlaps_gathers)?,
+            overlaps_updates: section.bool("overlaps_updates", default.overlaps_updates)?,
             overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
             overlaps_products: section.bool("overlaps_products", default.overlaps_products)?,
             flash_attention: section.bool("flash_attention", default.flash_attention)?,
@@ -114,6 +127,7 @@ impl SystemTraits {
             scatters_sends: section.bool("scatters_sends", default.scatters_sends)?,
             jitter: section.float_in("jitter", default.jitter, 0.0, 1.0)?,
             reserved_bytes: section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * GIB,
+            fragments: section.float_in("fragments", default.fragments, 0.0, 1.0)?,
         };
         section.finish()?;
         Ok(system)

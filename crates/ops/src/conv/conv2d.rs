@@ -148,10 +148,7 @@ impl Op for Conv2d {
         Work::Product
     }
     fn product_shape(&self, inputs: &[Type], outputs: &[Type]) -> ProductShape {
-        ProductShape::Convolution {
-            columns: outputs[0].shape[1],
-            winograd: accepted(self.shape(inputs)).suits_winograd(),
-        }
+        accepted(self.shape(inputs)).product_shape(outputs[0].shape[1])
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
@@ -240,10 +237,7 @@ impl Op for Conv2dInputGrad {
         Work::Product
     }
     fn product_shape(&self, inputs: &[Type], outputs: &[Type]) -> ProductShape {
-        ProductShape::Convolution {
-            columns: outputs[0].shape[1],
-            winograd: accepted(self.shape(inputs)).suits_winograd(),
-        }
+        accepted(self.shape(inputs)).product_shape(outputs[0].shape[1])
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
@@ -319,8 +313,7 @@ impl Op for Conv2dWeightGrad {
         Work::Product
     }
     fn product_shape(&self, inputs: &[Type], outputs: &[Type]) -> ProductShape {
-        let columns = outputs[0].shape[1..].iter().product();
-        ProductShape::Convolution { columns, winograd: accepted(self.shape(inputs)).suits_winograd() }
+        accepted(self.shape(inputs)).product_shape(outputs[0].shape[1..].iter().product())
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();

@@ -1,9 +1,9 @@
 //! Sizes of a convolution and of its two gradients: the same eleven numbers, whichever of the three tensors is the result.
 
 use crate::pool::WINDOW_MAX;
-use kolo_graph::Type;
 use kolo_graph::attr::{Attr, AttrValue};
 use kolo_graph::types::ELEMENTS_MAX;
+use kolo_graph::{ProductShape, Type};
 
 /// Zeros around an image, each pair (vertical, horizontal). In the text form `[y, x]` if both sides have as many, else
 /// `[top, bottom, left, right]`.
@@ -125,9 +125,10 @@ fn per_group(what: &str, channels: usize, groups: usize) -> Result<usize, String
 }
 
 impl Shape {
-    /// Whether a device may compute it by Winograd's algorithm, which is for 3 × 3 taps at stride 1.
-    pub fn suits_winograd(&self) -> bool {
-        self.kernel == [3, 3] && self.window.stride == [1, 1]
+    /// As a product with so many columns. Devices have Winograd's algorithm for 3 × 3 and 5 × 5 taps at stride 1.
+    pub fn product_shape(&self, columns: usize) -> ProductShape {
+        let square = self.window.stride == [1, 1] && [[3, 3], [5, 5]].contains(&self.kernel);
+        ProductShape::Convolution { columns, channels: self.inputs, winograd: square.then_some(self.kernel[0]) }
     }
 
     /// From image `[n, c, h, w]` and weight `[o, c / groups, kh, kw]`.

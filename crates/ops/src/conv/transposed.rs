@@ -100,7 +100,11 @@ impl Op for ConvTranspose2d {
         Work::Product
     }
     fn product_shape(&self, _: &[Type], outputs: &[Type]) -> ProductShape {
-        ProductShape::Convolution { columns: outputs[0].shape[1], winograd: false }
+        ProductShape::Convolution {
+            columns: outputs[0].shape[1],
+            channels: outputs[0].shape[1] / self.groups,
+            winograd: None,
+        }
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let ty = |at: usize| Type::f32(inputs[at].shape.clone());

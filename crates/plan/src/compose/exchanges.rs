@@ -7,6 +7,9 @@ use crate::step_model::{PlannedBucket, PlannedExchange, StageModel};
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
 
+/// Multiprocessors that NCCL's kernels of a gather or a scatter take: one block for each of its channels, of which it opens 16 to 24
+/// between GPUs that NVSwitch joins.
+const COLLECTIVE_UNITS: f64 = 16.0;
 /// Cycles from the moment a gradient is ready until its exchange begins, on average.
 const CYCLES_WAITED: f64 = 1.5;
 
@@ -37,9 +40,18 @@ impl Composition<'_> {
         if self.cluster.system.overlaps_gathers {
             hide(&mut forward, times.forward.compute.seconds());
             hide(&mut backward, times.input.compute.seconds() + times.weight.compute.seconds());
+            times.forward.compute.overhead += self.slowed_by(&forward);
+            times.input.compute.overhead += self.slowed_by(&backward);
         }
         times.forward.exchanges.extend(forward);
         times.input.exchanges.extend(backward);
+    }
+
+    /// Seconds that computing loses to exchanges that it hides: their kernels keep multiprocessors busy until the last byte is there.
+    fn slowed_by(&self, exchanges: &[PlannedExchange]) -> f64 {
+        let units = self.cluster.device.units as f64;
+        let hidden: f64 = exchanges.iter().map(|one| one.seconds - one.exposed).sum();
+        if units > COLLECTIVE_UNITS { hidden * COLLECTIVE_UNITS / units } else { 0.0 }
     }
 
     /// A unit whose weights come from the host for each of its passes, while the unit before it computes: what takes longer than a pass
@@ -142,12 +154,14 @@ impl Composition<'_> {
     }
 
     /// New weights of other ranks' shares.
-    pub(super) fn after(&self, parameters: f64) -> Vec<PlannedExchange> {
-        match self.layout.zero {
-            1 | 2 if self.layout.size(DATA) > 1 => {
-                vec![self.of_data(CollectiveKind::AllGather, self.weight_bytes(parameters))]
-            }
-            _ => Vec::new(),
+    pub(super) fn after(&self, parameters: f64, own: &[usize], stages: &[StageModel]) -> Vec<PlannedExchange> {
+        if !matches!(self.layout.zero, 1 | 2) || self.layout.size(DATA) == 1 {
+            return Vec::new();
         }
+        let mut gather = vec![self.of_data(CollectiveKind::AllGather, self.weight_bytes(parameters))];
+        if self.cluster.system.overlaps_updates {
+            hide(&mut gather, own.iter().map(|stage| stages[*stage].forward.compute.seconds()).sum());
+        }
+        gather
     }
 }

@@ -81,14 +81,17 @@ pub fn op_kinds(anatomy: &Anatomy, model: &StepModel, cluster: &Cluster) -> Vec<
     all
 }
 
-/// What belongs to no op of the model: adding gradients up, and the update.
+/// What belongs to no op of the model: adding gradients up, what hidden exchanges take of the device, and the update.
 fn add_shared_work(kinds: &mut BTreeMap<String, OpKindCost>, model: &StepModel, places: f64) {
-    let counted: f64 = kinds.values().map(|kind| kind.compute.seconds()).sum();
+    let (mut counted, mut all) = (Compute::default(), Compute::default());
+    kinds.values().for_each(|kind| counted.add(&kind.compute));
     let passes = model.stages.iter().flat_map(|stage| [&stage.forward, &stage.input, &stage.weight]);
-    let all: f64 = passes.map(|pass| pass.compute.seconds()).sum::<f64>() * model.layout.micro_batches as f64 / places;
-    let adding = kinds.entry("adding gradients".into()).or_default();
+    passes.for_each(|pass| all.add(&pass.compute.times(model.layout.micro_batches as f64 / places)));
     // What rounding leaves is nothing.
-    adding.compute.stream = if all - counted > 1e-9 * all { all - counted } else { 0.0 };
+    let beyond = |all: f64, counted: f64| if all - counted > 1e-9 * all { all - counted } else { 0.0 };
+    kinds.entry("adding gradients".into()).or_default().compute.stream = beyond(all.stream, counted.stream);
+    kinds.entry("multiprocessors of exchanges".into()).or_default().compute.overhead =
+        beyond(all.overhead, counted.overhead);
     let update = kinds.entry("update".into()).or_default();
     for role in &model.roles {
         update.compute.add(&role.update.times(1.0 / places));

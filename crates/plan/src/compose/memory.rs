@@ -78,7 +78,7 @@ impl Composition<'_> {
 
     /// What a unit's forward pass keeps.
     pub(super) fn saved(&self, unit: &Unit) -> f64 {
-        unit.saved.bytes_at(self.layout.precision.bytes())
+        unit.saved.bytes_at(self.layout.precision.bytes()) * (1.0 + self.cluster.system.fragments)
     }
 
     /// The most that a unit's backward pass takes on top of what is kept: units behind it have given up theirs.
@@ -98,6 +98,7 @@ impl Composition<'_> {
     /// What a unit's backward pass holds beyond what all units up to it have saved.
     pub(super) fn on_top(&self, unit: &Unit) -> f64 {
         let copies = if self.layout.precision.is_mixed() { self.cluster.system.logit_copies as f64 } else { 0.0 };
-        unit.transient.bytes_at(self.layout.precision.bytes()) + copies * unit.widened * MASTER_BYTES
+        let used = unit.transient.bytes_at(self.layout.precision.bytes()) + copies * unit.widened * MASTER_BYTES;
+        used * (1.0 + self.cluster.system.fragments)
     }
 }

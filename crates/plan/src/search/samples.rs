@@ -21,14 +21,15 @@ impl Line {
 
     fn body(self, first: &Body, second: &Body) -> Option<Body> {
         match (*first, *second) {
-            (Body::Product { rows, columns, terms, winograd }, Body::Product { rows: r, columns: c, terms: t, .. }) => {
-                Some(Body::Product {
-                    rows: self.number(rows, r).max(1.0),
-                    columns: self.number(columns, c).max(1.0),
-                    terms: self.number(terms, t).max(1.0),
-                    winograd,
-                })
-            }
+            (
+                Body::Product { rows, columns, terms, convolution },
+                Body::Product { rows: r, columns: c, terms: t, .. },
+            ) => Some(Body::Product {
+                rows: self.number(rows, r).max(1.0),
+                columns: self.number(columns, c).max(1.0),
+                terms: self.number(terms, t).max(1.0),
+                convolution,
+            }),
             (Body::Attention { scores, passes, masked }, Body::Attention { scores: s, .. }) => {
                 Some(Body::Attention { scores: self.number(scores, s), passes, masked })
             }
@@ -45,7 +46,9 @@ impl Line {
             flops: self.number(first.flops, second.flops),
             reals: self.number(first.reals, second.reals),
             bytes: self.number(first.bytes, second.bytes),
+            weights: self.number(first.weights, second.weights),
             composite: first.composite,
+            reread: self.number(first.reread, second.reread),
         })
     }
 
