@@ -542,9 +542,12 @@ pub enum Bench {
 pub struct BenchDevice {
     #[arg(long, default_value = "cpu", help = device::measured_help())]
     pub device: DeviceArg,
-    /// Threads that together are the device; all cores by default
+    /// Threads that together are the device; all cores by default, or a worker's share of them
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Workers that compute at the same time: the device is one of them
+    #[arg(short = 'n', long, default_value_t = 1)]
+    pub workers: usize,
     /// The name of the device in the file
     #[arg(long, default_value = "this-machine")]
     pub name: String,
@@ -588,10 +591,13 @@ pub struct BenchComm {
     /// Each worker rewrites its buffer before every call, outside the measured time, as a trainer does
     #[arg(long)]
     pub fresh: bool,
+    /// Each call runs on the communicator's own thread, beside the one that waits for it, as a trainer's do
+    #[arg(long)]
+    pub started: bool,
     /// Write the rows (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,
-    /// Write a cluster file (TOML) of these workers, with the measured link
+    /// Write a cluster file (TOML) of these workers, with the measured link; implies --fresh and --started
     #[arg(long, value_name = "FILE")]
     pub write: Option<PathBuf>,
 }

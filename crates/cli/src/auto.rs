@@ -6,7 +6,6 @@ use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
 use crate::simulate::duration;
-use kolo_parallel::keys::SLICES;
 use kolo_plan::search::{Candidate, Limits, Ranked, search};
 use kolo_train::Job;
 use kolo_train::layout_models::JobModels;
@@ -63,8 +62,9 @@ fn choose(job: &Job, args: &Train, given: bool) -> Result<(usize, Ranked), Failu
         let cluster = described::this_machine(workers, (cores / workers.max(1)).max(1))?;
         let models = JobModels::new(job, &cluster)?;
         let Ok(own) = models.own(workers) else { continue };
-        let candidates: Vec<Candidate> =
-            models.space(workers).candidates().into_iter().filter(|one| keeps_bits(job, &own, one)).collect();
+        // What the job computes in slices, every layout of it does.
+        let sliced = models.space(workers).candidates().into_iter().map(|one| Candidate { slices: own.slices, ..one });
+        let candidates: Vec<Candidate> = sliced.filter(|one| keeps_bits(job, &own, one)).collect();
         let found = search(&candidates, &models, &cluster, &limits);
         let found = found.ranked.into_iter().next();
         let is_faster = |one: &Ranked| best.as_ref().is_none_or(|(_, best)| one.seconds < best.seconds);
@@ -83,8 +83,7 @@ fn choose(job: &Job, args: &Train, given: bool) -> Result<(usize, Ranked), Failu
 
 /// Whether a layout gives the same weights, to the bit: the grains, and the slices of sums, are those of the job.
 fn keeps_bits(job: &Job, own: &Candidate, other: &Candidate) -> bool {
-    let slices = job.parallel_setting(&SLICES).and_then(|value| value.parse().ok());
-    let slices: usize = slices.unwrap_or(SLICES.default_count());
+    let [slices, _] = own.slices;
     other.grains() == job.grains
         && slices.is_multiple_of(other.tensor)
         && (other.sequence, other.tokens) == (own.sequence, own.tokens)

@@ -15,6 +15,7 @@ use kolo_comm::bench::{self, BenchRow, Method};
 use kolo_comm::mpi::MpiWorld;
 use kolo_comm::{CallKind, Communicator, Fault};
 use kolo_plan::collective::CollectiveKind;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
             write_report(path, &rows)?;
         }
         if let Some(path) = &args.write {
-            write_file(path, cluster_text(&rows, rank_info.world))?;
+            write_file(path, cluster_text(&rows, rank_info.world, !args.workers.transport.joins_devices()))?;
         }
     }
     member.finish()?;
@@ -62,7 +63,8 @@ fn introduction(args: &BenchComm) -> Introduction {
     let agreement = Agreement::on("bench comm").workers(&args.workers);
     let agreement = agreement.flag("--op", args.op.join(",")).flag("--bytes", args.bytes.join(","));
     let agreement = agreement.flag("--iterations", args.iterations).flag("--private", args.private);
-    Introduction { manifest: agreement.flag("--fresh", args.fresh).manifest(), ..Introduction::default() }
+    let agreement = agreement.flag("--fresh", args.fresh).flag("--started", args.started);
+    Introduction { manifest: agreement.manifest(), ..Introduction::default() }
 }
 
 /// What to measure.
@@ -102,20 +104,34 @@ fn measure(
     let mut rows = Vec::new();
     for transport in transports {
         let transport = transport.connect(member, mpi.as_ref(), &args.workers)?;
-        let world = Communicator::new(transport, Arc::clone(&member.watch), true);
+        let world = Arc::new(Communicator::new(transport, Arc::clone(&member.watch), true));
         if args.workers.transport.joins_devices() {
             let gpu = device::own_gpu().map_err(|failure| Fault::BadCall(failure.message().into()))?;
-            return bench_nccl::sweep(&Arc::new(world), gpu, kinds, sizes, args.iterations);
+            return bench_nccl::sweep(&world, gpu, kinds, sizes, args.iterations);
         }
-        for kind in kinds {
-            // A barrier has no size.
-            let sizes = if *kind == CallKind::Barrier { &[0][..] } else { sizes };
-            let method = Method { iterations: args.iterations, private: args.private, fresh: args.fresh };
-            rows.extend(bench::sweep(&world, *kind, sizes, method)?);
+        // A cluster file is about steps: exchanges run beside the threads that compute, in groups of fewer ranks, too.
+        let (started, fresh) = (args.started || args.write.is_some(), args.fresh || args.write.is_some());
+        let method = Method { iterations: args.iterations, private: args.private, fresh, started };
+        for ranks in group_sizes(world.size(), args.write.is_some()) {
+            let group = match ranks == world.size() {
+                true => Arc::clone(&world),
+                false => Arc::new(world.split((world.rank() / ranks) as i64, world.rank() as i64)?),
+            };
+            for kind in kinds {
+                // A barrier has no size.
+                let sizes = if *kind == CallKind::Barrier { &[0][..] } else { sizes };
+                rows.extend(bench::sweep(&group, *kind, sizes, method)?);
+            }
+            world.barrier()?;
         }
-        world.barrier()?;
     }
     Ok(rows)
+}
+
+/// How many ranks exchange with each other, all groups of so many at the same time; the whole world first.
+fn group_sizes(world: usize, smaller: bool) -> Vec<usize> {
+    let halves = std::iter::successors(Some(world), |size| size.is_multiple_of(2).then_some(size / 2));
+    halves.take_while(|size| *size == world || smaller && *size > 1).collect()
 }
 
 fn print(rows: &[BenchRow]) {
@@ -129,9 +145,10 @@ fn print(rows: &[BenchRow]) {
 }
 
 /// A cluster file of these workers: the link of the transport that was measured first.
-fn cluster_text(rows: &[BenchRow], ranks: usize) -> String {
+fn cluster_text(rows: &[BenchRow], ranks: usize, of_cores: bool) -> String {
     let first = rows.first().map_or("", |row| row.transport);
-    let own = || rows.iter().filter(|row| row.transport == first && row.bytes > 0);
+    let all = || rows.iter().filter(|row| row.transport == first && row.bytes > 0);
+    let own = || all().filter(|row| row.ranks == ranks);
     let reduce = || own().filter(|row| row.op == CallKind::AllReduce.name());
     let any = || reduce().chain(own());
     // Two rounds of an all-reduce: an empty one takes twice the latency, a large one sends nearly twice its bytes.
@@ -142,9 +159,10 @@ fn cluster_text(rows: &[BenchRow], ranks: usize) -> String {
          name = \"{first} of {ranks} workers\"\ndevice = \"cpu-core\"\n\n[[level]]\nname = \"host\"\ncount = {ranks}\n\
          bandwidth_gbs = {bandwidth:.4}\nshare = 1.0\nlatency_us = {latency:.3}\n"
     );
-    for kind in CollectiveKind::ALL {
-        let mut points: Vec<(usize, f64)> =
-            own().filter(|row| row.op == kind.name()).map(|row| (row.bytes, row.us_median)).collect();
+    let groups: BTreeSet<usize> = all().map(|row| row.ranks).collect();
+    for (ranks, kind) in groups.iter().rev().flat_map(|ranks| CollectiveKind::ALL.map(|kind| (*ranks, kind))) {
+        let of_group = all().filter(|row| row.op == kind.name() && row.ranks == ranks);
+        let mut points: Vec<(usize, f64)> = of_group.map(|row| (row.bytes, row.us_median)).collect();
         points.sort_by_key(|(bytes, _)| *bytes);
         points.dedup_by_key(|(bytes, _)| *bytes);
         if !points.is_empty() {
@@ -158,6 +176,10 @@ fn cluster_text(rows: &[BenchRow], ranks: usize) -> String {
                 kind.name()
             );
         }
+    }
+    if of_cores {
+        text += "# A core computes or exchanges. Delete this where workers leave cores free.\n\
+                 [system]\noverlaps_gradients = false\noverlaps_layers = false\noverlaps_gathers = false\n";
     }
     text
 }

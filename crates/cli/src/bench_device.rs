@@ -15,6 +15,9 @@ use kolo_plan::device_bench::{
 /// Rows and columns of a product that a multiprocessor computes at a time, as the vendor's library has it for large ones.
 const GPU_TILE: [usize; 2] = [128, 256];
 
+/// Workers of a host that are measured at once.
+const WORKERS_MAX: usize = 1 << 12;
+
 pub fn device(args: &BenchDevice) -> Result<(), Failure> {
     args.write.as_deref().map_or(Ok(()), check_writable)?;
     if args.name.is_empty() || !args.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
@@ -43,8 +46,19 @@ pub fn device(args: &BenchDevice) -> Result<(), Failure> {
 }
 
 pub fn of_cores(args: &BenchDevice) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
-    let rows = measure(load::threads_of(args.threads)?);
-    let memory = kolo_train::memory_check::host_bytes().unwrap_or(0) as f64;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if args.workers == 0 || args.workers > WORKERS_MAX {
+        let message = format!("-n {} is out of range", args.workers);
+        return Err(Failure::usage(message, &format!("use a number from 1 to {WORKERS_MAX}")));
+    }
+    let threads = match args.threads {
+        Some(_) => load::threads_of(args.threads)?,
+        None => (load::threads_of(None)? / args.workers).max(1),
+    };
+    // All workers at once, as they share caches and memory; those without a core of their own take turns.
+    let mut rows = measure((threads * args.workers).min(cores.max(threads)));
+    rows.iter_mut().for_each(|row| row.rate /= args.workers as f64);
+    let memory = kolo_train::memory_check::host_bytes().unwrap_or(0) as f64 / args.workers as f64;
     Ok((rows, DeviceFacts::of_cores(memory.max(1.0), Some(described::shared_memory()?))))
 }
 

@@ -48,18 +48,25 @@ pub fn sweep(
             let exchange = exchange(*kind, *bytes, world.size(), &memories);
             let number = lane.prepare(vec![exchange], 1).map_err(fault)?;
             let calls = iterations.min((BYTES_PER_SIZE / bytes.max(&1)).max(CALLS_MIN));
-            let us_median = median_us(world, &*lane, number, calls).map_err(fault)?;
+            let times = sorted_us(world, &*lane, number, calls).map_err(fault)?;
+            let [us_quarter, us_median] = [times.len() / 4, times.len() / 2].map(|at| times[at]);
             let busbw_gbps = *bytes as f64 / us_median / 1e3 * bus_factor(*kind, world.size() as f64);
             let method = Method { iterations, ..Method::default() };
             let (op, ranks) = (kind.name(), world.size());
-            rows.push(BenchRow { op, bytes: *bytes, ranks, transport: "nccl", method, us_median, busbw_gbps });
+            let (bytes, transport) = (*bytes, "nccl");
+            rows.push(BenchRow { op, bytes, ranks, transport, method, us_median, us_quarter, busbw_gbps });
         }
     }
     Ok(rows)
 }
 
-/// The median over the calls of the slowest rank's time, from the start to when the host sees it done.
-fn median_us(world: &Communicator, lane: &dyn Collectives, number: usize, calls: usize) -> Result<f64, ExchangeError> {
+/// The slowest rank's time in all calls, from the start to when the host sees it done; the shortest first.
+fn sorted_us(
+    world: &Communicator,
+    lane: &dyn Collectives,
+    number: usize,
+    calls: usize,
+) -> Result<Vec<f64>, ExchangeError> {
     let mut times = Vec::with_capacity(calls);
     for call in 0..calls + calls / 10 + 1 {
         world.barrier()?;
@@ -73,7 +80,7 @@ fn median_us(world: &Communicator, lane: &dyn Collectives, number: usize, calls:
         }
     }
     times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(times)
 }
 
 /// Where the parts of ranks are equal; in place but for what goes from each to each.

@@ -24,6 +24,8 @@ pub struct BenchRow {
     /// How it was measured.
     pub method: Method,
     pub us_median: f64,
+    /// What a quarter of the samples take at most: what is typical where nothing else runs on the machine.
+    pub us_quarter: f64,
     /// Bytes that each rank's link must carry in the best algorithm, per time: comparable between numbers of ranks.
     pub busbw_gbps: f64,
 }
@@ -31,14 +33,16 @@ pub struct BenchRow {
 impl BenchRow {
     pub fn json(&self) -> String {
         format!(
-            r#"{{"op":"{}","bytes":{},"ranks":{},"transport":"{}","private":{},"fresh":{},"us_median":{:.3},"busbw_gbps":{:.4}}}"#,
+            r#"{{"op":"{}","bytes":{},"ranks":{},"transport":"{}","private":{},"fresh":{},"started":{},"us_median":{:.3},"us_quarter":{:.3},"busbw_gbps":{:.4}}}"#,
             self.op,
             self.bytes,
             self.ranks,
             self.transport,
             self.method.private,
             self.method.fresh,
+            self.method.started,
             self.us_median,
+            self.us_quarter,
             self.busbw_gbps
         )
     }
@@ -62,6 +66,8 @@ pub struct Method {
     pub private: bool,
     /// Each rank writes its buffer anew before every call, outside the measured time.
     pub fresh: bool,
+    /// Each call runs on the communicator's own thread, and is waited for: a trainer computes on the others.
+    pub started: bool,
 }
 
 /// Measures a kind of call on f32. `bytes` is the whole vector: for the collectives with parts, that of all ranks together.
@@ -96,20 +102,21 @@ fn measure(
     let ways = if kind.is_message() { 2.0 } else { 1.0 };
     // SAFETY: inside the buffer, which no other rank uses while this one is between two calls.
     let write = || unsafe { std::ptr::write_bytes(buffers[0].at(0), 0, bytes) };
-    let us_median = median_us(comm, bytes, method, write, || once(comm, &request))? / ways;
+    let times = sorted_us(comm, bytes, method, write, || once(comm, &request, method.started))?;
+    let [us_quarter, us_median] = [times.len() / 4, times.len() / 2].map(|at| times[at] / ways);
     let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
     let (op, ranks, transport) = (kind.name(), comm.size(), comm.transport());
-    Ok(BenchRow { op, bytes, ranks, transport, method, us_median, busbw_gbps })
+    Ok(BenchRow { op, bytes, ranks, transport, method, us_median, us_quarter, busbw_gbps })
 }
 
-/// The median over the samples of the slowest rank's time.
-fn median_us(
+/// The slowest rank's time in all samples, the shortest first.
+fn sorted_us(
     comm: &Communicator,
     bytes: usize,
     method: Method,
     write: impl Fn(),
     work: impl Fn() -> Result<(), Fault>,
-) -> Result<f64, Fault> {
+) -> Result<Vec<f64>, Fault> {
     let batch = if bytes <= BATCH_BYTES_MAX && !method.fresh { BATCH } else { 1 };
     let calls = method.iterations.min((BYTES_PER_SIZE / bytes.max(1)).max(SAMPLES_MIN));
     let samples = (calls / batch).max(1);
@@ -130,22 +137,22 @@ fn median_us(
         }
     }
     times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(times)
 }
 
 /// One call; for messages, there and back between the first two ranks.
-fn once(comm: &Communicator, request: &Request) -> Result<(), Fault> {
-    let turn = |kind: CallKind| {
-        let request = Request { kind, peer: 1 - comm.rank(), ..request.clone() };
-        // SAFETY: the buffers live through the measurement, and only this call uses them.
-        unsafe { comm.call(&request) }
+fn once(comm: &Communicator, request: &Request, started: bool) -> Result<(), Fault> {
+    // SAFETY: the buffers live through the measurement, and only this call uses them.
+    let call = |request: &Request| match started {
+        true => comm.wait(unsafe { comm.start(request.clone()) }?),
+        false => unsafe { comm.call(request) },
     };
+    let turn = |kind: CallKind| call(&Request { kind, peer: 1 - comm.rank(), ..request.clone() });
     match (request.kind, comm.rank()) {
         (CallKind::Send | CallKind::Recv, 0) => turn(CallKind::Send).and_then(|()| turn(CallKind::Recv)),
         (CallKind::Send | CallKind::Recv, 1) => turn(CallKind::Recv).and_then(|()| turn(CallKind::Send)),
         (CallKind::Send | CallKind::Recv, _) => Ok(()),
-        // SAFETY: as above.
-        _ => unsafe { comm.call(request) },
+        _ => call(request),
     }
 }
 

@@ -159,6 +159,19 @@ impl Exchanges {
         Ok(())
     }
 
+    /// Makes the copies on both sides of an exchange, without the exchange.
+    pub fn stage(&self, at: usize, lane: usize, device: &dyn Device) {
+        let staging = &self.of(at, lane).staging;
+        self.copy(&staging.before, device);
+        self.copy(&staging.after, device);
+    }
+
+    /// Adds the lanes up in all sums that are exchanged, as the last lane to close them does.
+    pub fn join_sums(&self, device: &dyn Device) {
+        let sums = self.list.iter().flatten().filter_map(|running| running.sums.clone());
+        sums.filter(|_| self.lanes > 1).for_each(|range| device.join(range, 0));
+    }
+
     fn copy(&self, copies: &[Rows], device: &dyn Device) {
         match self.on_device {
             true => copies.iter().for_each(|rows| device.copy_on_device(rows)),

@@ -120,7 +120,9 @@ pub fn seconds(kind: CollectiveKind, algorithm: Algorithm, bytes: f64, span: &[L
 /// What was measured on the link of a span of one level, among as many ranks.
 fn measured(kind: CollectiveKind, bytes: f64, span: &[LevelUse]) -> Option<f64> {
     let [level] = span else { return None };
-    let table = level.link.measured.iter().find(|one| one.kind == kind && one.ranks == level.ranks)?;
+    // A message goes from one rank to one other, however many there are.
+    let among = |ranks: usize| kind == CollectiveKind::Send || ranks == level.ranks;
+    let table = level.link.measured.iter().find(|one| one.kind == kind && among(one.ranks))?;
     Some(table.seconds(bytes))
 }
 

@@ -49,6 +49,8 @@ pub struct SystemTraits {
     pub equal_stages: bool,
     /// Whether ranks that share layers each send a part of what they hand to the next stage, and join the parts there.
     pub scatters_sends: bool,
+    /// Whether gradients of a weight that two stages read go from one to the other once per step, rather than for every micro-batch.
+    pub sums_tied_once: bool,
     /// The spread of a rank's step time, as a share of it: the slowest of many sets the pace of all.
     pub jitter: f64,
     /// Memory of the framework itself on each device: context, libraries, buffers of collectives.
@@ -79,6 +81,7 @@ impl Default for SystemTraits {
             logit_copies: 0,
             equal_stages: false,
             scatters_sends: false,
+            sums_tied_once: false,
             jitter: 0.0,
             reserved_bytes: 0.0,
             fragments: 0.0,
@@ -125,6 +128,7 @@ impl SystemTraits {
             logit_copies: section.count_in("logit_copies", default.logit_copies, 0, 16)?,
             equal_stages: section.bool("equal_stages", default.equal_stages)?,
             scatters_sends: section.bool("scatters_sends", default.scatters_sends)?,
+            sums_tied_once: section.bool("sums_tied_once", default.sums_tied_once)?,
             jitter: section.float_in("jitter", default.jitter, 0.0, 1.0)?,
             reserved_bytes: section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * GIB,
             fragments: section.float_in("fragments", default.fragments, 0.0, 1.0)?,

@@ -39,9 +39,9 @@ const MICRO_BATCHES_MAX: usize = 1024;
 const LAYERS_TRIED_MIN: usize = 4;
 
 /// What of a candidate decides what a rank computes.
-type GraphKey = (usize, usize, SequenceSplit, Recompute, Option<Arc<LayerChoices>>);
+type GraphKey = (usize, usize, SequenceSplit, [usize; 2], Recompute, Option<Arc<LayerChoices>>);
 /// What of a candidate decides whether the model can be split so.
-type SplitKey = (usize, usize, SequenceSplit, usize, usize, &'static str);
+type SplitKey = (usize, usize, SequenceSplit, [usize; 2], usize, usize, &'static str);
 
 /// A job whose layouts are looked at.
 pub struct JobModels<'j> {
@@ -57,7 +57,8 @@ pub struct JobModels<'j> {
 }
 
 fn graph_key(candidate: &Candidate) -> GraphKey {
-    (candidate.tensor, candidate.tokens, candidate.sequence, candidate.recompute, candidate.layers.clone())
+    let Candidate { tensor, tokens, sequence, slices, recompute, .. } = *candidate;
+    (tensor, tokens, sequence, slices, recompute, candidate.layers.clone())
 }
 
 impl std::fmt::Debug for JobModels<'_> {
@@ -180,6 +181,18 @@ impl<'j> JobModels<'j> {
         counted.map_or_else(|_| Vec::new(), |counted| op_kinds(&counted.anatomy, model, cluster))
     }
 
+    /// Slices of layers and of tokens that the job writes, whoever computes them.
+    fn own_slices(&self, sequence: SequenceSplit) -> [usize; 2] {
+        let written = |key: &Key| {
+            let value = self.job.parallel_setting(key).and_then(|value| value.parse().ok());
+            value.unwrap_or(key.default_count())
+        };
+        match sequence.axis() {
+            Some(_) => [written(&keys::TENSOR_SLICES), written(&keys::SLICES)],
+            None => [written(&keys::SLICES), 1],
+        }
+    }
+
     /// The layout that the job itself has on so many devices.
     pub fn own(&self, devices: usize) -> Result<Candidate, Error> {
         let job = self.job;
@@ -207,6 +220,7 @@ impl<'j> JobModels<'j> {
             tensor: size(&keys::TENSOR),
             tokens,
             sequence,
+            slices: self.own_slices(sequence),
             zero: size(&keys::ZERO),
             recompute: if layers.is_some() { Recompute::None } else { job.parallel.recompute().usual() },
             layers,
@@ -250,6 +264,7 @@ impl<'j> JobModels<'j> {
             tensor: 1,
             tokens: 1,
             sequence: SequenceSplit::Whole,
+            slices: [1; 2],
             zero: 0,
             recompute: Recompute::None,
             layers: None,
@@ -332,10 +347,10 @@ impl LayoutModels for JobModels<'_> {
     }
 
     fn accepts(&self, candidate: &Candidate) -> Result<(), String> {
-        let Candidate { tensor, tokens, sequence, pipeline, chunks, schedule, .. } = *candidate;
+        let Candidate { tensor, tokens, sequence, slices, pipeline, chunks, schedule, .. } = *candidate;
         // Strategies that do not go together are told apart quickly; a split model is built once.
         self.parallel(&candidate.assignments()).map_err(|error| error.to_string())?;
-        let key = (tensor, tokens, sequence, pipeline, chunks, schedule);
+        let key = (tensor, tokens, sequence, slices, pipeline, chunks, schedule);
         if let Some(known) = kolo_base::lock(&self.splits).get(&key) {
             return known.clone();
         }

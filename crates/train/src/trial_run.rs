@@ -10,12 +10,13 @@ use kolo_comm::bench::{Method, sweep};
 use kolo_comm::bootstrap::{ThreadBootstrap, ThreadExchange};
 use kolo_comm::{CallKind, Communicator, Fault, Watch, shm};
 use kolo_exec::session::TrialTimes;
-use kolo_exec::{ExchangeError, Feed, Memory, Options, Program, Session, Store};
-use kolo_graph::collective::Movement;
+use kolo_exec::{Collectives, Exchange, ExchangeError, Feed, Memory, Options, Program, Session, Store};
+use kolo_graph::collective::{Collective, Movement};
 use kolo_graph::layout::align;
 use kolo_graph::{Graph, Node, Phase, ValueId};
-use kolo_parallel::GrainShare;
-use std::collections::BTreeMap;
+use kolo_parallel::strategy::Refusal;
+use kolo_parallel::{GrainShare, Mesh};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 /// How long a trial run takes, about: a plan should be quick.
 pub const TIME_LIMIT: Duration = Duration::from_millis(1500);
 /// Calls of each exchange.
-const EXCHANGES: usize = 8;
+const EXCHANGES: usize = 16;
 
 /// Who will run the step.
 #[derive(Clone, Copy, Debug)]
@@ -71,15 +72,20 @@ pub fn run(job: &Job, graph: &Graph, setup: TrialSetup, time_limit: Duration) ->
     let data_ranks =
         job.parallel.data_ranks(setup.workers).map_err(|refusal| Error::workers(setup.workers, refusal))?;
     let options = Options::for_grains(job.grains / data_ranks, setup.threads);
-    let all = together(at_once, || {}, |rank| alone(job, graph, options, rank, time_limit))?;
+    let mesh = |rank: usize| job.parallel.mesh(setup.workers, rank);
+    let meshes: Result<Vec<Mesh>, Refusal> = (0..setup.workers).map(mesh).collect();
+    let meshes = meshes.map_err(|refusal| Error::workers(setup.workers, refusal))?;
+    let all = together(at_once, || {}, |rank| alone(job, (graph, &meshes[0]), options, rank, time_limit))?;
     let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("the trial run failed".into()))) };
     let slowest = all.iter().map(|(one, _)| one.step_seconds).fold(0.0, f64::max);
     let making = all.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
     let data_ahead = job.loading.batches > 0;
     let loaders = if data_ahead { job.loading.threads } else { 1 };
     let spare = cores > setup.per_host * setup.threads;
-    let exchange_seconds =
-        if setup.per_host == setup.workers { exchanges(graph, setup, options.grains, spare)? } else { 0.0 };
+    let exchange_seconds = match setup.per_host == setup.workers {
+        true => exchanges(graph, &meshes, options, spare)?,
+        false => 0.0,
+    };
     Ok(TrialRun {
         compute_seconds: slowest * turns,
         exchange_seconds,
@@ -118,10 +124,32 @@ fn together<T: Send>(
     })
 }
 
+/// Collectives of a rank that nobody starts: its calls and its memory are those of a rank among others, but nothing moves.
+#[derive(Debug)]
+struct Unmoved {
+    mesh: Mesh,
+}
+
+impl Collectives for Unmoved {
+    fn size(&self, axis: &str) -> usize {
+        self.mesh.size(axis)
+    }
+    fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
+        Ok(Memory::try_new(bytes)?)
+    }
+    fn prepare(&self, _: Vec<Exchange>, _: usize) -> Result<usize, ExchangeError> {
+        Ok(0)
+    }
+    fn start(&self, _: usize) {}
+    fn wait(&self, _: usize) -> Result<(), ExchangeError> {
+        Ok(())
+    }
+}
+
 /// One worker's step without its exchanges, and seconds in which one thread makes its samples beforehand.
 fn alone(
     job: &Job,
-    graph: &Graph,
+    (graph, mesh): (&Graph, &Mesh),
     options: Options,
     rank: usize,
     time_limit: Duration,
@@ -129,7 +157,11 @@ fn alone(
     let memory =
         Memory::try_new(Store::params_bytes(graph)).map_err(|error| Error::from(Box::new(error) as ExchangeError))?;
     let store = Store::in_memory(graph, memory);
-    let mut session = Session::compile(Program::new(&job.executor, graph.clone(), options), &store, None)?;
+    let collectives: Option<Arc<dyn Collectives>> = match job.executor.allocates_on_host() {
+        true => Some(Arc::new(Unmoved { mesh: mesh.clone() })),
+        false => None,
+    };
+    let mut session = Session::compile(Program::new(&job.executor, graph.clone(), options), &store, collectives)?;
     // Any will do. Workers that share a model share its grains, too.
     let grains = GrainShare::run(rank % (job.grains / options.grains).max(1), options.grains);
     let recipe = TrainingSamples { job, grains };
@@ -153,36 +185,40 @@ fn alone(
 
 /// An exchange of a step.
 struct TimedExchange {
-    kind: CallKind,
-    /// With the padding between tensors.
-    bytes: usize,
-    /// How often in a step.
-    times: usize,
+    what: ExchangeSize,
+    /// How often in a step; 0 if after the grains, once.
+    times_in_grains: usize,
 }
 
-/// Seconds of a step's exchanges among the workers of this host. Where each core has a worker, an exchange takes the time of one
-/// that computes; where cores are spare, all but the last of those after the grains is hidden.
-fn exchanges(graph: &Graph, setup: TrialSetup, grains: usize, spare: bool) -> Result<f64, Error> {
-    let phases = graph.phases();
-    let times = |phase: Phase| if phase == Phase::Grain { grains } else { 1 };
-    let nodes: Vec<TimedExchange> =
-        graph.nodes.iter().zip(phases).filter_map(|(node, phase)| exchange(graph, node, times(phase))).collect();
-    if nodes.is_empty() || setup.workers == 1 {
-        return Ok(0.0);
-    }
-    let mut sizes: BTreeMap<&str, (CallKind, Vec<usize>)> = BTreeMap::new();
-    for TimedExchange { kind, bytes, .. } in &nodes {
-        sizes.entry(kind.name()).or_insert((*kind, Vec::new())).1.push(*bytes);
-    }
-    let bootstrap = ThreadExchange::new(setup.workers);
-    let time = |rank: usize| Ok(time_exchanges(rank, setup.workers, bootstrap.rank(rank), &sizes)?);
-    let outcomes = together(setup.workers, || bootstrap.abandon(), time);
-    let found = outcomes?.into_iter().next().unwrap_or_default();
-    let seconds = |one: &TimedExchange| {
-        found.get(&(one.kind.name().into(), one.bytes)).copied().unwrap_or(0.0) * one.times as f64
+/// An exchange by what its time follows from. Bytes are with the padding between tensors.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ExchangeSize {
+    axis: String,
+    kind: CallKind,
+    bytes: usize,
+}
+
+/// Seconds of a step's exchanges among the workers of this host, whose places these are. Where each core has a worker, an exchange
+/// takes the time of one that computes; where cores are spare, all but the last of those after the grains is hidden.
+fn exchanges(graph: &Graph, meshes: &[Mesh], options: Options, spare: bool) -> Result<f64, Error> {
+    let timed = |(node, phase): (&Node, Phase)| {
+        let what = exchange(graph, node, &meshes[0])?;
+        // Lanes exchange beside each other.
+        let times_in_grains = if phase == Phase::Grain { options.grains_per_lane() } else { 0 };
+        Some(TimedExchange { what, times_in_grains })
     };
-    let (once, inside): (Vec<&TimedExchange>, Vec<&TimedExchange>) = nodes.iter().partition(|one| one.times == 1);
-    let inside: f64 = inside.into_iter().map(seconds).sum();
+    let all: Vec<TimedExchange> = graph.nodes.iter().zip(graph.phases()).filter_map(timed).collect();
+    let sizes: BTreeSet<&ExchangeSize> = all.iter().map(|one| &one.what).collect();
+    let bootstrap = ThreadExchange::new(meshes.len());
+    let time = |rank: usize| Ok(time_exchanges(&meshes[rank], bootstrap.rank(rank), &sizes)?);
+    let found = match sizes.is_empty() || meshes.len() == 1 {
+        true => return Ok(0.0),
+        false => together(meshes.len(), || bootstrap.abandon(), time)?.into_iter().next().unwrap_or_default(),
+    };
+    let seconds = |one: &TimedExchange| found.get(&one.what).copied().unwrap_or(0.0);
+    let (once, inside): (Vec<&TimedExchange>, Vec<&TimedExchange>) =
+        all.iter().partition(|one| one.times_in_grains == 0);
+    let inside: f64 = inside.into_iter().map(|one| seconds(one) * one.times_in_grains as f64).sum();
     let once: f64 = match spare {
         true => once.last().map_or(0.0, |last| seconds(last)),
         false => once.into_iter().map(seconds).sum(),
@@ -191,38 +227,51 @@ fn exchanges(graph: &Graph, setup: TrialSetup, grains: usize, spare: bool) -> Re
 }
 
 /// What a collective moves, if all ranks take part in it at once.
-fn exchange(graph: &Graph, node: &Node, times: usize) -> Option<TimedExchange> {
-    let kind = match node.op.collective()?.movement {
+fn exchange(graph: &Graph, node: &Node, mesh: &Mesh) -> Option<ExchangeSize> {
+    let Collective { axis, movement, .. } = node.op.collective()?;
+    let kind = match movement {
         Movement::SumBucket | Movement::Sum => CallKind::AllReduce,
         Movement::ScatterBucket { .. } | Movement::Scatter { .. } | Movement::Share { .. } => CallKind::ReduceScatter,
         Movement::GatherBucket { .. } | Movement::Gather { .. } | Movement::Join { .. } => CallKind::AllGather,
         Movement::Barrier => CallKind::Barrier,
-        Movement::AllToAll { .. } => CallKind::AllToAll,
-        Movement::Shift { .. } | Movement::Halo(_) | Movement::Send { .. } | Movement::Receive { .. } => return None,
+        Movement::AllToAll { .. } | Movement::Shift { .. } | Movement::Halo(_) => CallKind::AllToAll,
+        Movement::Send { .. } | Movement::Receive { .. } => return None,
     };
     let bytes = |ids: &[ValueId]| ids.iter().map(|id| align(graph.ty(*id).bytes())).sum::<usize>();
-    let bytes = if kind == CallKind::Barrier { 0 } else { bytes(&node.inputs).max(bytes(&node.outputs)) };
-    Some(TimedExchange { kind, bytes, times })
+    let (input, output) = (bytes(&node.inputs), bytes(&node.outputs));
+    // What a rank sends to one other is its part of an all-to-all for it.
+    let ranks = mesh.size(axis).max(2);
+    let of_all = |sent: usize| sent * ranks / (ranks - 1);
+    let bytes = match movement {
+        Movement::Barrier => 0,
+        Movement::Shift { .. } => of_all(input),
+        Movement::Halo(halo) => of_all(input / halo.own(halo.rank).len().max(1) * halo.sent()),
+        _ => input.max(output),
+    };
+    Some(ExchangeSize { axis: axis.into(), kind, bytes })
 }
 
+/// Times each of these exchanges as a step makes it: between the ranks of its axis, while all other groups of ranks do the same.
 fn time_exchanges(
-    rank: usize,
-    size: usize,
+    mesh: &Mesh,
     mut bootstrap: ThreadBootstrap,
-    sizes: &BTreeMap<&str, (CallKind, Vec<usize>)>,
-) -> Result<BTreeMap<(String, usize), f64>, Fault> {
+    sizes: &BTreeSet<&ExchangeSize>,
+) -> Result<BTreeMap<ExchangeSize, f64>, Fault> {
     let watch = Watch::alone();
-    let transport = shm::connect(rank, size, Arc::clone(&watch), &mut bootstrap)?;
+    let transport = shm::connect(mesh.rank(), mesh.ranks(), Arc::clone(&watch), &mut bootstrap)?;
     let world = Communicator::new(transport, watch, true);
     let mut times = BTreeMap::new();
-    for (kind, sizes) in sizes.values() {
-        let mut distinct = sizes.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        let method = Method { iterations: EXCHANGES, private: false, fresh: true };
-        for row in sweep(&world, *kind, &distinct, method)? {
-            times.insert((kind.name().to_string(), row.bytes), row.us_median / 1e6);
+    let mut groups: BTreeMap<(&str, CallKind), Vec<usize>> = BTreeMap::new();
+    for ExchangeSize { axis, kind, bytes } in sizes {
+        groups.entry((axis, *kind)).or_default().push(*bytes);
+    }
+    let method = Method { iterations: EXCHANGES, private: false, fresh: true, started: true };
+    for ((axis, kind), sizes) in groups {
+        let ranks = world.split_labelled(mesh.group(axis) as i64, mesh.coordinate(axis) as i64, axis)?;
+        for row in sweep(&ranks, kind, &sizes, method)? {
+            times.insert(ExchangeSize { axis: axis.into(), kind, bytes: row.bytes }, row.us_quarter / 1e6);
         }
+        world.barrier()?;
     }
     Ok(times)
 }

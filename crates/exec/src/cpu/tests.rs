@@ -373,6 +373,52 @@ fn a_trial_run_finds_the_time_of_a_step() {
     }
 }
 
+/// Collectives that a trial run must not start: other ranks would have to come, too.
+#[derive(Debug)]
+struct Unmoved;
+
+impl crate::Collectives for Unmoved {
+    fn size(&self, _: &str) -> usize {
+        2
+    }
+    fn memory(&self, bytes: usize) -> Result<Memory, crate::ExchangeError> {
+        Ok(Memory::new(bytes))
+    }
+    fn prepare(&self, _: Vec<crate::Exchange>, _: usize) -> Result<usize, crate::ExchangeError> {
+        Ok(0)
+    }
+    fn start(&self, number: usize) {
+        panic!("exchange {number} was started");
+    }
+    fn wait(&self, number: usize) -> Result<(), crate::ExchangeError> {
+        panic!("exchange {number} was waited for");
+    }
+}
+
+/// Of exchanges a trial run makes the copies on both sides, and nothing of what one worker alone would compute in their place.
+#[test]
+fn a_trial_run_copies_what_is_exchanged() {
+    use kolo_graph::collective::{AxisGather, AxisSum};
+    let builder = Builder::new();
+    let x = builder.input("x", Type::f32([2, 3]));
+    let (axis, ranks) = ("tensor".to_string(), 2);
+    let sum = x.relu().then(AxisSum { axis: axis.clone(), ranks }, &[]);
+    // Columns of two ranks, which come one rank behind the other.
+    let both = sum.then(AxisGather { axis, dim: 1, ranks }, &[]);
+    builder.output("sum", sum);
+    builder.output("both", both.relu());
+    let graph = builder.finish().unwrap();
+    let (store, options) = (Store::new(&graph, 1), Options::single(1));
+    for patience in [std::time::Duration::ZERO, std::time::Duration::from_secs(1)] {
+        let mut session = Session::with_collectives(graph.clone(), &store, options, Arc::new(Unmoved)).unwrap();
+        let fill = |_: usize, feed: &mut Feed<'_>| feed.f32("x").unwrap().fill(1.5);
+        let tried = session.trial_run(|_| {}, fill, patience);
+        assert!(tried.step_seconds > 0.0 && tried.kinds == 4, "{tried:?}");
+        assert_eq!(session.output("sum").unwrap(), [1.5; 6]);
+        assert_eq!(session.output("both").unwrap(), [0.0; 12], "nothing came from the other rank");
+    }
+}
+
 /// Ops of a program's own: with a kernel, with none, and with another op's name.
 mod own {
     use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, OpKind, Operand, Operands, Type, op};

@@ -1,5 +1,7 @@
 //! How long a step will take, found by running some of its calls: the real kernels, on the places they will have, with all
 //! lanes at once. Calls that are alike are run a few times, however many there are; a step that is short runs whole.
+//!
+//! Of an exchange, a rank makes the copies on both sides; what happens between the ranks is not waited for.
 
 use super::Session;
 use crate::feed::Feed;
@@ -187,24 +189,34 @@ impl Session {
             for local in 0..per_lane {
                 time(kinds.feed(), &mut turns, samples, || feed(local));
                 for (at, (item, kind)) in self.schedule.grain.iter().zip(&kinds.lane).enumerate() {
-                    let run = || self.run_to_its_end(Phase::Grain, at, lane, local);
+                    let run = || self.run_to_its_end(Phase::Grain, at, item, lane, local);
                     time(kinds.slot(*kind, item, local), &mut turns, samples, run);
                 }
             }
         });
-        let seconds = seconds_of(|| self.device.join_all());
+        let seconds = seconds_of(|| {
+            self.device.join_all();
+            if let Some(exchanges) = &self.exchanges {
+                exchanges.join_sums(&*self.device);
+            }
+        });
         book.join.push(seconds);
         self.time_phase(Phase::After, &kinds.after, &mut turns, &mut book.once);
     }
 
-    fn run_to_its_end(&self, phase: Phase, item: usize, lane: usize, grain: usize) {
-        self.device.run(phase, item, lane, grain);
-        self.device.wait_item();
+    fn run_to_its_end(&self, phase: Phase, at: usize, item: &Item, lane: usize, grain: usize) {
+        match (&self.exchanges, item.act) {
+            (Some(exchanges), Act::Start(exchange)) => exchanges.stage(exchange, lane, &*self.device),
+            _ => {
+                self.device.run(phase, at, lane, grain);
+                self.device.wait_item();
+            }
+        }
     }
 
     fn time_phase(&self, phase: Phase, kinds: &[usize], turns: &mut Turns, samples: &mut Samples) {
-        for (at, kind) in kinds.iter().enumerate() {
-            time(*kind, turns, samples, || self.run_to_its_end(phase, at, 0, 0));
+        for (at, (item, kind)) in self.schedule.items(phase).iter().zip(kinds).enumerate() {
+            time(*kind, turns, samples, || self.run_to_its_end(phase, at, item, 0, 0));
         }
     }
 

@@ -99,11 +99,15 @@ impl Composition<'_> {
     /// Parameters that a place of the pipeline reads and another one keeps: those of the first stage that later ones read, and
     /// those of the stage that it runs for the other direction.
     fn borrowed(&self, own: &[usize]) -> f64 {
-        let tied = match own.contains(&0) {
+        self.tied(own) + self.mirrored(own)
+    }
+
+    /// Parameters that a place of the pipeline reads and the first one keeps.
+    fn tied(&self, own: &[usize]) -> f64 {
+        match own.contains(&0) {
             true => 0.0,
             false => own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.borrowed).sum(),
-        };
-        tied + self.mirrored(own)
+        }
     }
 
     /// Parameters of the stage that a place runs for micro-batches that enter at the other end.
@@ -117,19 +121,20 @@ impl Composition<'_> {
     /// Gradients in the order in which the last backward pass makes them.
     pub(super) fn buckets(&self, own: &[usize]) -> Vec<PlannedBucket> {
         let mut buckets = Vec::new();
-        let borrowed = self.borrowed(own);
         let mut left: f64 =
             own.iter().flat_map(|stage| self.units_of(*stage)).map(|(at, _)| self.times[at].backward()).sum();
-        if borrowed > 0.0 {
-            let (bytes, span) = (self.gradient_bytes(borrowed), self.span(PIPELINE));
-            let seconds = collective::seconds(CollectiveKind::Send, Algorithm::Fastest, bytes, &span);
-            let axis = PIPELINE.into();
-            buckets.push(PlannedBucket { kind: CollectiveKind::Send, axis, bytes, seconds, ready_before_end: 0.0 });
-        }
+        self.add_borrowed(own, left, &mut buckets);
         if self.layout.size(DATA) == 1 || self.gathers_each_use() {
             return buckets;
         }
         let kind = if self.layout.zero > 0 { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
+        let others = self.layout.micro_batches.saturating_sub(1) as f64;
+        if self.layout.zero == 2 && others > 0.0 {
+            // Gradients of every micro-batch are scattered; those of all but the last in front of its own.
+            let PlannedExchange { bytes, seconds, .. } = self.of_data(kind, self.gradient_bytes(self.parameters(own)));
+            let (bytes, seconds, ready_before_end) = (bytes * others, seconds * others, left * others);
+            buckets.push(PlannedBucket { kind, axis: DATA.into(), bytes, seconds, ready_before_end });
+        }
         let mut waiting = 0.0;
         let mut close = |waiting: &mut f64, ready_before_end: f64| {
             let PlannedExchange { bytes, seconds, .. } = self.of_data(kind, *waiting);
@@ -151,6 +156,27 @@ impl Composition<'_> {
             last.seconds += CYCLES_WAITED * self.cluster.system.cycle_seconds;
         }
         buckets
+    }
+
+    /// Gradients of weights that another stage keeps. Those of tied weights are added up there, micro-batch by micro-batch: all but
+    /// the last's travel one behind the other from the end of the first micro-batch on.
+    fn add_borrowed(&self, own: &[usize], backward: f64, buckets: &mut Vec<PlannedBucket>) {
+        let span = self.span(PIPELINE);
+        let others = match self.cluster.system.sums_tied_once {
+            true => 0.0,
+            false => self.layout.micro_batches.saturating_sub(1) as f64,
+        };
+        let tied = self.tied(own);
+        for (parameters, times, ready_before_end) in
+            [(tied, others, others * backward), (tied + self.mirrored(own), 1.0, 0.0)]
+        {
+            let bytes = self.gradient_bytes(parameters);
+            let seconds = times * collective::seconds(CollectiveKind::Send, Algorithm::Fastest, bytes, &span);
+            let (kind, axis, bytes) = (CollectiveKind::Send, PIPELINE.into(), bytes * times);
+            if bytes > 0.0 {
+                buckets.push(PlannedBucket { kind, axis, bytes, seconds, ready_before_end });
+            }
+        }
     }
 
     /// New weights of other ranks' shares.

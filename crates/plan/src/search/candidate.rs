@@ -49,6 +49,9 @@ pub struct Candidate {
     /// Ranks that share the tokens of a sample, beside those that share layers.
     pub tokens: usize,
     pub sequence: SequenceSplit,
+    /// Slices of layers, and of tokens where `sequence` gives them their own, that a job computes at least: as many as ranks share
+    /// them if those are more.
+    pub slices: [usize; 2],
     pub zero: usize,
     /// Of every layer; nothing where each has a choice of its own.
     pub recompute: Recompute,
@@ -98,10 +101,12 @@ impl Candidate {
     fn parallel_keys(&self) -> [(Key, Option<String>); 10] {
         let count = |key: Key, value: usize| (key, Some(value.to_string()));
         let text = |key: Key, value: &str| (key, Some(format!("{value:?}")));
-        let own_tokens = self.sequence.axis().is_some() && self.tokens > 1;
+        let own_tokens = self.sequence.axis().is_some();
+        let [of_layers, of_tokens] = self.slices;
+        let of_layers = of_layers.max(self.tensor.next_power_of_two());
         let (slices, tensor_slices) = match own_tokens {
-            true => (self.tokens.next_power_of_two(), self.tensor.next_power_of_two()),
-            false => (self.tensor.next_power_of_two(), 1),
+            true => (of_tokens.max(self.tokens.next_power_of_two()), of_layers),
+            false => (of_layers, 1),
         };
         [
             count(keys::TENSOR, self.tensor),

@@ -40,7 +40,8 @@ pub fn changes(now: &Candidate, space: &SearchSpace, models: &dyn LayoutModels, 
     };
     let Some((base, _)) = seconds(now, cluster) else { return Vec::new() };
     let helps = |seconds: f64| seconds < base * (1.0 - GAIN_MIN);
-    let near: Vec<Candidate> = space.candidates().into_iter().filter(|one| is_neighbour(now, one)).collect();
+    let near = space.candidates().into_iter().map(|one| Candidate { slices: now.slices, ..one });
+    let near: Vec<Candidate> = near.filter(|one| is_neighbour(now, one)).collect();
     let mut near: Vec<(f64, Candidate)> = in_parallel(&near, |one| {
         let model = models.model(one, cluster).ok().filter(|model| helps(lower_bound(model)))?;
         Some((models.times(&model)?.seconds, one.clone()))

@@ -80,6 +80,7 @@ impl SearchSpace {
                             tensor,
                             tokens,
                             sequence,
+                            slices: [1; 2],
                             zero,
                             recompute,
                             layers: None,

@@ -286,6 +286,7 @@ fn many_devices_cost_no_more_than_their_roles() {
             tensor: 8,
             tokens: 1,
             sequence: SequenceSplit::Whole,
+            slices: [1; 2],
             zero: 1,
             recompute: kolo_parallel::Recompute::Blocks,
             layers: None,

@@ -127,3 +127,46 @@ fn the_precision_of_a_plan_is_the_jobs() {
         assert_eq!(models.model(&own, &cluster).unwrap().layout.precision, wanted);
     }
 }
+
+/// A job that computes in slices has more to add up, on one worker as on several.
+#[test]
+fn slices_are_part_of_what_a_layout_computes() {
+    let cluster = cluster("cpu-core");
+    let compute = |parallel: &str| {
+        let job = job(&format!("{GPT}[parallel]\n{parallel}"));
+        let models = JobModels::new(&job, &cluster).unwrap();
+        let own = models.own(2).unwrap();
+        let slices = own.assignments().into_iter().find(|one| one.starts_with("parallel.slices=")).unwrap();
+        (slices, models.model(&own, &cluster).unwrap().times().unwrap().compute)
+    };
+    let [(_, whole), (slices, sliced)] = [compute(""), compute("slices = 4")];
+    assert!(sliced > whole && slices == "parallel.slices=4", "{slices}: {sliced} and {whole}");
+    let [(_, whole), (slices, sliced)] = [compute("slices = 2\ntensor = 2"), compute("slices = 8\ntensor = 2")];
+    assert!(sliced > whole && slices == "parallel.slices=8", "{slices}: {sliced} and {whole}");
+    let tokens = "sequence = \"heads\"\ncontext = 2\nslices = 4\ntensor_slices = 2";
+    assert_eq!(compute(tokens).0, "parallel.slices=4");
+}
+
+/// Bytes that a rank of the pipeline hands to others while gradients of two stages, or of data ranks, are added up.
+fn bucket_bytes(keys: &str, system: &str, place: usize) -> f64 {
+    let mut cluster = cluster("h100-80");
+    cluster.system.sums_tied_once = system == "once";
+    let job = job(&format!("{GPT}[parallel]\n{keys}"));
+    let models = JobModels::new(&job, &cluster).unwrap();
+    let model = models.model(&models.own(2).unwrap(), &cluster).unwrap();
+    model.roles[place].buckets.iter().map(|bucket| bucket.bytes).sum()
+}
+
+#[test]
+fn gradients_of_tied_weights_travel_with_every_micro_batch() {
+    let table = 4.0 * 2048.0 * 512.0;
+    let last = |system| bucket_bytes("pipeline = 2", system, 1);
+    assert_eq!((last("each"), last("once")), (4.0 * table, table));
+    assert_eq!(bucket_bytes("pipeline = 2", "each", 0), 0.0);
+}
+
+#[test]
+fn zero_2_scatters_the_gradients_of_every_micro_batch() {
+    let [one, two] = ["zero = 1", "zero = 2"].map(|keys| bucket_bytes(keys, "each", 0));
+    assert_eq!(two, 2.0 * one);
+}
