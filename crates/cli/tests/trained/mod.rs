@@ -280,7 +280,7 @@ fn predictions_replace_a_file_only_when_they_are_whole() {
 
 /// `when` of this table is a moment, which is no number.
 #[test]
-fn columns_that_cannot_be_read_are_left_out_where_others_are_chosen() {
+fn columns_that_are_not_read_are_shown_and_left_out_where_others_are_chosen() {
     let dir = tempdir();
     let odd = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/files/odd.parquet");
     let names = |words: &[&str]| {
@@ -288,10 +288,15 @@ fn columns_that_cannot_be_read_are_left_out_where_others_are_chosen() {
         assert_eq!(said.status.code(), Some(0), "{}", String::from_utf8_lossy(&said.stderr));
         String::from_utf8_lossy(&said.stdout).into_owned()
     };
-    fails(dir.path(), &["data", "convert", odd, "all.csv"], "cannot be read");
+    let said = "the column \"when\" has the type Timestamp(ms), which is not read";
+    fails(dir.path(), &["data", "convert", odd, "all.csv"], said);
+    fails(dir.path(), &["data", "convert", odd, "some.csv", "--columns", "id,when"], said);
     names(&["data", "convert", odd, "some.csv", "--columns", "id"]);
     let table = std::fs::read_to_string(dir.path().join("some.csv")).expect("a table");
     assert!(table.starts_with("id\n"), "{table}");
-    let said = names(&["data", "inspect", odd, "--set", "inputs=[\"id\"]"]);
-    assert!(said.contains("id"), "{said}");
+    let said = names(&["data", "inspect", odd]);
+    assert!(said.contains("1 record, 2 columns"), "{said}");
+    let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines.contains(&vec!["when", "Timestamp(ms)", "not", "read"]), "{said}");
+    assert!(lines.contains(&vec!["id", "1"]), "{said}");
 }
