@@ -7,7 +7,7 @@ use crate::progress::Bar;
 use crate::saved::{SavedArgs, Trained};
 use crate::whole_file::WholeFile;
 use clap::{Args, ValueEnum};
-use kolo_data::{Field, Source};
+use kolo_data::{Field, SampleName, Source};
 use kolo_exec::Executor;
 use kolo_exec::cpu::Cpu;
 use kolo_train::machine::format_count;
@@ -48,6 +48,13 @@ pub enum Format {
 /// Classes whose probabilities can stand in one line.
 const PROBABILITIES_MAX: usize = 10_000;
 
+/// Which names samples have beside their number. What one input has, all lines have.
+#[derive(Clone, Copy)]
+struct Named {
+    file: bool,
+    key: bool,
+}
+
 /// Writes predictions, a line per sample.
 struct Lines {
     out: Box<dyn Write>,
@@ -57,6 +64,7 @@ struct Lines {
     probabilities: bool,
     /// Where the samples come from, if there are several inputs.
     input: Option<String>,
+    named: Named,
     /// Whether the header is written.
     begun: bool,
 }
@@ -88,12 +96,18 @@ impl Lines {
     }
 
     /// The columns of one sample, in the order of the header.
-    fn row(&self, sample: usize, numbers: &[f32]) -> Vec<(String, Value)> {
+    fn row(&self, name: &SampleName, numbers: &[f32]) -> Vec<(String, Value)> {
         let mut row = Vec::new();
         if let Some(input) = &self.input {
             row.push(("input".into(), json!(input)));
         }
-        row.push(("record".into(), json!(sample)));
+        row.push(("record".into(), json!(name.record)));
+        if self.named.file {
+            row.push(("file".into(), json!(name.file.as_ref().map_or("".into(), |file| file.to_string_lossy()))));
+        }
+        if self.named.key {
+            row.push(("key".into(), json!(name.key.as_deref().unwrap_or_default())));
+        }
         match &self.kind {
             PredictionKind::Values { count: 1 } => {
                 row.push(("value".into(), number(numbers[0])));
@@ -125,8 +139,8 @@ impl Lines {
         row
     }
 
-    fn write(&mut self, sample: usize, numbers: &[f32]) -> std::io::Result<()> {
-        let row = self.row(sample, numbers);
+    fn write(&mut self, name: &SampleName, numbers: &[f32]) -> std::io::Result<()> {
+        let row = self.row(name, numbers);
         if self.format == Format::Jsonl {
             let members: Vec<String> = row.iter().map(|(name, value)| format!("{}:{value}", json!(name))).collect();
             return writeln!(self.out, "{{{}}}", members.join(","));
@@ -240,7 +254,13 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let kind = predictor.kind();
     let few = !matches!(kind, PredictionKind::Classes { classes, .. } if classes > PROBABILITIES_MAX);
     let (names, probabilities) = (all[0].class_names.clone(), args.probabilities && few);
-    let mut lines = Lines { out, format, kind, names, probabilities, input: None, begun: false };
+    let first = |given: &Given| given.samples.first().map(|sample| given.source.sample_name(*sample));
+    let firsts: Vec<SampleName> = all.iter().filter_map(first).collect();
+    let named = Named {
+        file: firsts.iter().any(|name| name.file.is_some()),
+        key: firsts.iter().any(|name| name.key.is_some()),
+    };
+    let mut lines = Lines { out, format, kind, names, probabilities, input: None, named, begun: false };
     let (begin, total) = (Instant::now(), all.iter().map(|given| given.samples.len()).sum::<usize>());
     let written = write_all(&mut predictor, all, &mut lines, (threads, if file.is_some() { total } else { 0 }))?;
     let written = written.and_then(|skipped| lines.out.flush().map(|()| skipped)).and_then(|skipped| {
@@ -296,11 +316,12 @@ fn write_all(
         let (asked, list) = (Arc::clone(&source), samples.clone());
         predictor.run(source, columns, samples, threads, &mut |first, numbers| {
             for (at, numbers) in numbers.chunks(width.max(1)).enumerate() {
-                if asked.is_unreadable(list[first + at]) {
+                let sample = list[first + at];
+                if asked.is_unreadable(sample) {
                     skipped.samples += 1;
                     continue;
                 }
-                if let Err(error) = lines.write(first + at, numbers) {
+                if let Err(error) = lines.write(&asked.sample_name(sample), numbers) {
                     failed.get_or_insert(error);
                 }
             }

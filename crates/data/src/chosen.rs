@@ -2,7 +2,7 @@
 
 use crate::error::ReadError;
 use crate::load_times::LoadTimes;
-use crate::source::{Draw, Row, SampleCost, Source};
+use crate::source::{Draw, Row, SampleCost, SampleName, Source};
 use kolo_graph::field::{Column, Field};
 
 /// The samples of a source that a list names, in its order.
@@ -49,6 +49,10 @@ impl Source for ChosenSamples {
 
     fn class_names(&self) -> Option<&[String]> {
         self.source.class_names()
+    }
+
+    fn sample_name(&self, sample: usize) -> SampleName {
+        self.source.sample_name(self.samples[sample])
     }
 
     fn is_unreadable(&self, sample: usize) -> bool {

@@ -32,9 +32,9 @@ use crate::cache::Cache;
 use crate::error::ReadError;
 use crate::fingerprint;
 use crate::load_times::{LoadMeter, LoadTimes, Stage};
-use crate::record::Record;
+use crate::record::{Record, RecordName};
 use crate::sample::Sample;
-use crate::source::{Draw, Row, Source};
+use crate::source::{Draw, Row, SampleName, Source};
 use crate::split::{Purpose, Split};
 use crate::transform::{Cx, Fitted, Others, Transform, VisitTraining, Work};
 use assembly::Assembly;
@@ -349,6 +349,18 @@ impl Source for FileSource {
 
     fn class_names(&self) -> Option<&[String]> {
         self.assembly.class_names.as_deref()
+    }
+
+    fn sample_name(&self, sample: usize) -> SampleName {
+        let (part, record) = self.locate(sample);
+        let in_one_of_several = || {
+            let (file, _) = part.reader.place(record).filter(|_| part.files.len() > 1)?;
+            Some(RecordName { file, key: None })
+        };
+        match part.reader.name(record).or_else(in_one_of_several) {
+            Some(RecordName { file, key }) => SampleName { record, file: Some(file), key },
+            None => SampleName { record, file: None, key: None },
+        }
     }
 
     fn is_unreadable(&self, sample: usize) -> bool {

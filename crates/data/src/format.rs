@@ -3,7 +3,7 @@
 use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::formats;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use crate::tokenizer::UsedTokenizer;
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use std::fmt;
@@ -14,6 +14,11 @@ use std::path::{Path, PathBuf};
 pub trait Reader: Send + Sync + fmt::Debug {
     /// The columns of every record.
     fn columns(&self) -> &[RecordColumn];
+
+    /// The columns that the files have besides, but whose types are not read.
+    fn unread(&self) -> &[UnreadColumn] {
+        &[]
+    }
 
     /// The number of records.
     fn len(&self) -> usize;
@@ -28,6 +33,11 @@ pub trait Reader: Send + Sync + fmt::Debug {
 
     /// Where record number `at` is: its file and the offset there. For messages about what is wrong with its contents.
     fn place(&self, _at: usize) -> Option<(PathBuf, u64)> {
+        None
+    }
+
+    /// What record number `at` is called, if it has a name: the file of an image, or the key in an archive.
+    fn name(&self, _at: usize) -> Option<RecordName> {
         None
     }
 

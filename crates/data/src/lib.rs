@@ -58,5 +58,5 @@ pub use error::ReadError;
 pub use file_source::{FileSource, open_for_field, open_for_prediction, tokenizer_used};
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
 pub use load_times::LoadTimes;
-pub use source::{Draw, Opened, Row, SOURCES, SampleCost, Source, SourceKind, find, open};
+pub use source::{Draw, Opened, Row, SOURCES, SampleCost, SampleName, Source, SourceKind, find, open};
 pub use split::{Permutation, Purpose, Split, epoch_order};

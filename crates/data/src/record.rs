@@ -1,5 +1,6 @@
 //! A record: one sample as its file holds it, before anything is decoded or transformed.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// One column of a file's records.
@@ -7,6 +8,23 @@ use std::sync::Arc;
 pub struct RecordColumn {
     pub name: String,
     pub kind: RecordKind,
+}
+
+/// A column whose type is not read. It matters only to those who ask for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadColumn {
+    pub name: String,
+    /// As the file's format calls it.
+    pub kind: String,
+}
+
+/// What a record is called, where its number says less.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordName {
+    /// The file that holds it.
+    pub file: PathBuf,
+    /// What it is called in the file.
+    pub key: Option<String>,
 }
 
 /// What the values of a column are. Every record of a file has the same columns with the same kinds and shapes.

@@ -1,7 +1,7 @@
 //! A source of samples, the list of all of them, and opening one by its name.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kolo_graph::settings::{SettingError, Settings, nearest};
 
@@ -82,6 +82,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// What this sample is called where it comes from.
+    fn sample_name(&self, sample: usize) -> SampleName {
+        SampleName { record: sample, file: None, key: None }
+    }
+
     /// Whether this sample was asked for and could not be read: what was given in its place is not it.
     fn is_unreadable(&self, _sample: usize) -> bool {
         false
@@ -91,6 +96,17 @@ pub trait Source: Send + Sync + fmt::Debug {
     fn load_times(&self) -> Option<LoadTimes> {
         None
     }
+}
+
+/// What a sample is called where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampleName {
+    /// Its number, from 0: of the row of a table, without the header.
+    pub record: usize,
+    /// Its file, if each sample has its own, or there are several.
+    pub file: Option<PathBuf>,
+    /// What it is called in its file.
+    pub key: Option<String>,
 }
 
 /// Which sample is wanted, and what for.

@@ -67,12 +67,20 @@ impl Reader for Chosen {
 }
 
 fn chosen(reader: Box<dyn Reader>, names: &[String]) -> Result<Box<dyn Reader>, Failure> {
-    if names.is_empty() {
-        return Ok(reader);
-    }
+    let unread = |name: &str, kind: &str| {
+        let message = format!("the column \"{name}\" has the type {kind}, which is not read");
+        Failure::usage(message, "name the columns to keep with --columns")
+    };
     let all = reader.columns();
+    if names.is_empty() {
+        let first = reader.unread().first();
+        return first.map_or(Ok(()), |column| Err(unread(&column.name, &column.kind))).map(|()| reader);
+    }
     let place = |name: &String| {
         all.iter().position(|column| column.name == *name).ok_or_else(|| {
+            if let Some(column) = reader.unread().iter().find(|column| column.name == *name) {
+                return unread(&column.name, &column.kind);
+            }
             let known: Vec<&str> = all.iter().map(|column| column.name.as_str()).collect();
             Failure::usage(format!("--columns: there is no `{name}`"), &format!("the columns are {}", known.join(", ")))
         })

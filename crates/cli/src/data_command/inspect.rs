@@ -40,11 +40,18 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let summary = Summary::of(reader, args.limit, &mut |done| bar.tell(done));
     bar.finish();
     println!("{}", heading(&opened, &summary));
-    let width = summary.columns.iter().map(|column| column.column.name.chars().count()).max().unwrap_or(0);
+    let unread = reader.unread();
+    let names =
+        summary.columns.iter().map(|column| &column.column.name).chain(unread.iter().map(|column| &column.name));
+    let width = names.map(|name| name.chars().count()).max().unwrap_or(0);
     let kinds: Vec<String> = summary.columns.iter().map(|column| kind_name(&column.column.kind)).collect();
-    let kind_width = kinds.iter().map(|kind| kind.chars().count()).max().unwrap_or(0);
+    let all_kinds = kinds.iter().chain(unread.iter().map(|column| &column.kind));
+    let kind_width = all_kinds.map(|kind| kind.chars().count()).max().unwrap_or(0);
     for (column, kind) in summary.columns.iter().zip(&kinds) {
         println!("  {:<width$}  {kind:<kind_width$}  {}", column.column.name, facts(column).join("; "));
+    }
+    for column in unread {
+        println!("  {:<width$}  {:<kind_width$}  not read", column.name, column.kind);
     }
     let mut record = Record::new();
     for at in 0..reader.len().min(args.show) {
@@ -94,7 +101,7 @@ fn heading(opened: &Opened, summary: &Summary) -> String {
         opened.format.name,
         plural(opened.files.len(), "file"),
         plural(summary.records, "record"),
-        plural(summary.columns.len(), "column"),
+        plural(summary.columns.len() + opened.reader.unread().len(), "column"),
     )
 }
 

@@ -87,11 +87,10 @@ fn predicts_files_without_having_seen_any(dir: &Path, held_out: &[&str]) {
     }
     std::fs::write(dir.join("digits.csv"), text).expect("a table");
     let lines = stdout_of(dir, &["predict", "run", "digits.csv"]);
-    let said = |row: &str| row.split_once(',').map(|(_, said)| said.to_string());
-    let all: std::collections::BTreeSet<_> = lines.lines().filter_map(said).collect();
+    // Held-out samples have the numbers that they have among all.
+    let all: std::collections::BTreeSet<&str> = lines.lines().collect();
     assert_eq!(lines.lines().count(), 1 + digits.len());
-    let strange: Vec<&&str> =
-        held_out.iter().filter(|row| !said(row).is_some_and(|said| all.contains(&said))).collect();
+    let strange: Vec<&&str> = held_out.iter().filter(|row| !all.contains(**row)).collect();
     assert!(strange.is_empty(), "{strange:?}");
     table(dir, "small.csv", true);
     fails(
@@ -280,7 +279,7 @@ fn predictions_replace_a_file_only_when_they_are_whole() {
 
 /// `when` of this table is a moment, which is no number.
 #[test]
-fn columns_that_cannot_be_read_are_left_out_where_others_are_chosen() {
+fn columns_that_are_not_read_are_shown_and_left_out_where_others_are_chosen() {
     let dir = tempdir();
     let odd = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/files/odd.parquet");
     let names = |words: &[&str]| {
@@ -288,10 +287,52 @@ fn columns_that_cannot_be_read_are_left_out_where_others_are_chosen() {
         assert_eq!(said.status.code(), Some(0), "{}", String::from_utf8_lossy(&said.stderr));
         String::from_utf8_lossy(&said.stdout).into_owned()
     };
-    fails(dir.path(), &["data", "convert", odd, "all.csv"], "cannot be read");
+    let said = "the column \"when\" has the type Timestamp(ms), which is not read";
+    fails(dir.path(), &["data", "convert", odd, "all.csv"], said);
+    fails(dir.path(), &["data", "convert", odd, "some.csv", "--columns", "id,when"], said);
     names(&["data", "convert", odd, "some.csv", "--columns", "id"]);
     let table = std::fs::read_to_string(dir.path().join("some.csv")).expect("a table");
     assert!(table.starts_with("id\n"), "{table}");
-    let said = names(&["data", "inspect", odd, "--set", "inputs=[\"id\"]"]);
-    assert!(said.contains("id"), "{said}");
+    let said = names(&["data", "inspect", odd]);
+    assert!(said.contains("1 record, 2 columns"), "{said}");
+    let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines.contains(&vec!["when", "Timestamp(ms)", "not", "read"]), "{said}");
+    assert!(lines.contains(&vec!["id", "1"]), "{said}");
+}
+
+#[test]
+fn predictions_name_the_image_or_the_key_that_they_are_of() {
+    let dir = tempdir();
+    trained(dir.path(), &DIGITS.replace("\"mlp\"\nhidden = [16]", "\"cnn\"").replace("steps = 40", "steps = 3"));
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/files");
+    std::fs::create_dir_all(dir.path().join("photos/new")).expect("a folder");
+    for (from, to) in [("grey.png", "photos/new/b, c.png"), ("rgb.png", "photos/new/a.png")] {
+        std::fs::copy(files.join("packed/images").join(from), dir.path().join(to)).expect("an image");
+    }
+    std::fs::copy(files.join("packed/shards/pax.tar"), dir.path().join("pax.tar")).expect("an archive");
+    let predicted = |inputs: &[&str]| -> Vec<String> {
+        let lines = stdout_of(dir.path(), &[&["predict", "run"], inputs].concat());
+        lines.lines().map(String::from).collect()
+    };
+    for folder in ["photos", "photos/new", "photos/new/*.png"] {
+        let lines = predicted(&[folder]);
+        assert_eq!((&lines[0][..], lines.len()), ("record,file,class,probability", 3), "{folder}");
+        assert!(lines[1].starts_with("0,photos/new/a.png,"), "{lines:?}");
+        assert!(lines[2].starts_with("1,\"photos/new/b, c.png\","), "{lines:?}");
+    }
+    let alone = predicted(&["photos/new/a.png"]);
+    assert_eq!(alone[1], predicted(&["photos"])[1]);
+    let archive = predicted(&["pax.tar"]);
+    assert_eq!(archive[0], "record,file,key,class,probability");
+    // The first name is too long for a header of its own.
+    assert!(archive[1].starts_with("0,pax.tar,dddd") && archive[1].contains("/ßßßß"), "{archive:?}");
+    assert!(archive[2].starts_with("1,pax.tar,second,"), "{archive:?}");
+    // Every line has the columns of all inputs.
+    let both = predicted(&["photos", "pax.tar"]);
+    assert_eq!(both[0], "input,record,file,key,class,probability");
+    assert!(both[1].starts_with("photos,0,photos/new/a.png,,"), "{both:?}");
+    assert_eq!(both[3], format!("pax.tar,{}", archive[1]));
+    let lines = predicted(&["photos", "--format", "jsonl"]);
+    let first: serde_json::Value = serde_json::from_str(&lines[0]).expect("JSON");
+    assert_eq!((&first["record"], &first["file"]), (&0.into(), &"photos/new/a.png".into()));
 }

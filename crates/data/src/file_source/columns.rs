@@ -1,12 +1,13 @@
 //! Which columns of the records are the input, and which is the target.
 
-use crate::record::{RecordColumn, RecordKind};
+use crate::record::{RecordColumn, RecordKind, UnreadColumn};
 use kolo_graph::settings::{SettingError, Settings, nearest};
 
 /// Names by which a target is known.
 const TARGET_NAMES: [&str; 7] = ["y", "label", "labels", "class", "cls", "target", "targets"];
 /// A column of this name is the input, whatever else there is.
 const INPUT_NAME: &str = "x";
+const UNREAD_HINT: &str = "store it as numbers or text, or name another column";
 
 /// What the input is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,20 +26,30 @@ pub(crate) struct Chosen {
 }
 
 /// What `target` and `inputs` of the `[data]` section say, and the rule where they say nothing. Columns of names are inputs
-/// only if they are among `categorical`, or named.
+/// only if they are among `categorical`, or named. A column that is not read is never chosen in silence: it is an error if it is
+/// named, or if its own name says that it is the input or the target.
 pub(crate) fn choose(
     columns: &[RecordColumn],
+    unread: &[UnreadColumn],
     settings: &Settings,
     categorical: &[String],
 ) -> Result<Chosen, SettingError> {
     let (target, inputs) = (settings.text("target", "")?, settings.texts("inputs", "[\"a\", \"b\"]")?);
     let mut target = match target.as_str() {
-        "" => columns.iter().position(is_target),
-        name => Some(find(columns, name, settings, "target")?),
+        "" => {
+            refuse_by_name(columns, unread, &TARGET_NAMES, settings, "target")?;
+            columns.iter().position(is_target)
+        }
+        name => Some(find(columns, unread, name, settings, "target")?),
     };
     let mut chosen = match inputs.is_empty() {
-        false => inputs.iter().map(|name| find(columns, name, settings, "inputs")).collect::<Result<Vec<_>, _>>()?,
-        true => default_inputs(columns, target, categorical),
+        false => {
+            inputs.iter().map(|name| find(columns, unread, name, settings, "inputs")).collect::<Result<Vec<_>, _>>()?
+        }
+        true => {
+            refuse_by_name(columns, unread, &[INPUT_NAME], settings, "inputs")?;
+            default_inputs(columns, target, categorical)
+        }
     };
     let kind = input_kind(columns, &chosen, settings)?;
     if target.is_none() && kind == InputKind::Table {
@@ -49,7 +60,10 @@ pub(crate) fn choose(
         return Err(settings.wrong("inputs", "includes the target", "leave the target out of the inputs"));
     }
     if chosen.is_empty() {
-        let message = format!("has no column that could be an input: it has {}", list(columns));
+        let mut message = format!("has no column that could be an input: it has {}", list(columns));
+        if let Some(column) = unread.first() {
+            message += &format!(", and \"{}\", whose type {} is not read", column.name, column.kind);
+        }
         return Err(settings.wrong("source", message, "name them: `inputs = [\"a\", \"b\"]`"));
     }
     if target.is_none() && kind != InputKind::Tokens {
@@ -73,16 +87,39 @@ pub(super) fn list(columns: &[RecordColumn]) -> String {
 /// The column of this name, which `key` asks for.
 pub(crate) fn find(
     columns: &[RecordColumn],
+    unread: &[UnreadColumn],
     name: &str,
     settings: &Settings,
     key: &str,
 ) -> Result<usize, SettingError> {
     columns.iter().position(|column| column.name == name).ok_or_else(|| {
+        if let Some(column) = unread.iter().find(|column| column.name == name) {
+            let message = format!("names the column \"{name}\", whose type {} is not read", column.kind);
+            return settings.wrong(key, message, UNREAD_HINT);
+        }
         let near = nearest(name, columns.iter().map(|column| column.name.as_str()));
         let near = near.map_or(String::new(), |near| format!("did you mean \"{near}\"? "));
         let hint = format!("{near}The columns are {}", list(columns));
         settings.wrong(key, format!("names the column \"{name}\", which does not exist"), hint)
     })
+}
+
+/// Refuses to choose other columns than one that has one of these names, but is not read. `key` can name another one.
+fn refuse_by_name(
+    columns: &[RecordColumn],
+    unread: &[UnreadColumn],
+    names: &[&str],
+    settings: &Settings,
+    key: &str,
+) -> Result<(), SettingError> {
+    let is_one = |column: &str| names.iter().any(|name| column.eq_ignore_ascii_case(name));
+    match unread.iter().find(|column| is_one(&column.name)) {
+        Some(column) if !columns.iter().any(|column| is_one(&column.name)) => {
+            let message = format!("has the column \"{}\", whose type {} is not read", column.name, column.kind);
+            Err(settings.wrong("source", message, format!("{UNREAD_HINT}: write `{key}` under [data]")))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn is_target(column: &RecordColumn) -> bool {
@@ -150,9 +187,20 @@ mod tests {
     }
 
     fn chosen(columns: &[RecordColumn], keys: &[(&str, Setting)]) -> Result<(Vec<usize>, Option<usize>), String> {
+        chosen_beside(columns, &["when"], keys)
+    }
+
+    /// With columns that are not read.
+    fn chosen_beside(
+        columns: &[RecordColumn],
+        unread_names: &[&str],
+        keys: &[(&str, Setting)],
+    ) -> Result<(Vec<usize>, Option<usize>), String> {
         let mut settings = Settings::new("data", "job.toml:1");
         keys.iter().for_each(|(key, value)| settings.set(key, "job.toml:2", value.clone()));
-        let chosen = choose(columns, &settings, &["colour".into()]).map_err(|error| error.to_string())?;
+        let unread = |name: &&str| UnreadColumn { name: (*name).into(), kind: "Date32".into() };
+        let unread: Vec<UnreadColumn> = unread_names.iter().map(unread).collect();
+        let chosen = choose(columns, &unread, &settings, &["colour".into()]).map_err(|error| error.to_string())?;
         Ok((chosen.inputs, chosen.target))
     }
 
@@ -169,6 +217,27 @@ mod tests {
         let text = |text: &str| Setting::Text(text.into());
         let named = [("target", text("a")), ("inputs", Setting::List(vec![text("b"), text("colour")]))];
         assert_eq!(chosen(&table, &named), Ok((vec![3, 2], Some(0))));
+    }
+
+    #[test]
+    fn columns_that_are_not_read_matter_only_where_they_are_chosen() {
+        let text = |text: &str| Setting::Text(text.into());
+        let columns = [real("age"), real("height")];
+        assert_eq!(chosen_beside(&columns, &["when", "born"], &[]), Ok((vec![0], Some(1))));
+        let refused = |unread: &str, keys: &[(&str, Setting)]| chosen_beside(&columns, &[unread], keys).unwrap_err();
+        let named = "names the column \"when\", whose type Date32 is not read";
+        for (key, value) in [("target", text("when")), ("inputs", Setting::List(vec![text("age"), text("when")]))] {
+            let error = refused("when", &[(key, value)]);
+            assert!(error.contains(&format!("`data.{key}` {named}")), "{error}");
+        }
+        let error = refused("Label", &[]);
+        assert!(error.contains("`data.source` has the column \"Label\", whose type Date32 is not read"), "{error}");
+        assert!(error.ends_with("write `target` under [data]"), "{error}");
+        let error = chosen_beside(&[], &["when"], &[]).unwrap_err();
+        assert!(error.contains("it has no column, and \"when\", whose type Date32 is not read"), "{error}");
+        assert!(refused("X", &[]).ends_with("write `inputs` under [data]"));
+        assert_eq!(chosen_beside(&columns, &["Label"], &[("target", text("age"))]), Ok((vec![1], Some(0))));
+        assert_eq!(chosen_beside(&[real("y"), real("a")], &["Label"], &[]), Ok((vec![1], Some(0))));
     }
 
     #[test]

@@ -120,7 +120,8 @@ fn read_split(parts: &[Part], keys: &[&str], settings: &Settings, seed: u64) -> 
 /// What becomes of the columns.
 fn read_assembly(part: &mut Part, split: Split, settings: &Settings, skips: bool) -> Result<Assembly, OpenError> {
     let categorical = categorical_columns(settings)?;
-    let Chosen { kind, inputs, target } = columns::choose(part.reader.columns(), settings, &categorical)?;
+    let Chosen { kind, inputs, target } =
+        columns::choose(part.reader.columns(), part.reader.unread(), settings, &categorical)?;
     part.places = Places { inputs, target, class_of: None };
     let (target, class_names) = match target {
         Some(at) => classes::find(part, at, settings, skips)?,

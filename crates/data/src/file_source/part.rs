@@ -83,7 +83,7 @@ impl Part {
     pub fn align(&mut self, with: &Part, assembly: &Assembly, settings: &Settings, key: &str) -> Result<(), OpenError> {
         let (own, other) = (self.reader.columns(), with.reader.columns());
         let same = |at: &usize| -> Result<usize, SettingError> {
-            let found = columns::find(own, &other[*at].name, settings, key)?;
+            let found = columns::find(own, self.reader.unread(), &other[*at].name, settings, key)?;
             let fits = match (&own[found].kind, &other[*at].kind) {
                 (RecordKind::Class { .. }, RecordKind::Class { .. }) => true,
                 (RecordKind::Int { shape, .. }, RecordKind::Int { shape: wanted, .. }) => shape == wanted,

@@ -6,7 +6,7 @@ use super::open::{add_transforms, fields_of, pack, readable};
 use super::part::{Part, Places};
 use super::{FileSource, OnError, columns};
 use crate::error::ReadError;
-use crate::format::OpenError;
+use crate::format::{OpenError, Reader};
 use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
 use crate::tokenizer::UsedTokenizer;
@@ -189,7 +189,7 @@ pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str)
         let (with_tokenizer, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
         let mut part = pack(Part::open(name, &with_tokenizer, "source")?, settings, on_error.skips())?;
         check_tokenizer(&part, tokenizer.as_ref(), settings)?;
-        let found = columns.iter().map(|column| place(part.reader.columns(), column, &assembly.input, settings));
+        let found = columns.iter().map(|column| place(&*part.reader, column, &assembly.input, settings));
         let inputs = found.collect::<Result<_, _>>()?;
         part.places = Places { inputs, target: None, class_of: None };
         let split = Split::given(part.reader.len(), 0);
@@ -202,9 +202,10 @@ pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str)
 }
 
 /// An input by its name; the images, whatever they are called there.
-fn place(columns: &[RecordColumn], name: &str, input: &Input, settings: &Settings) -> Result<usize, SettingError> {
+fn place(reader: &dyn Reader, name: &str, input: &Input, settings: &Settings) -> Result<usize, SettingError> {
+    let columns = reader.columns();
     let is_image = |column: &RecordColumn| matches!(column.kind, RecordKind::Image);
-    match columns::find(columns, name, settings, "inputs") {
+    match columns::find(columns, reader.unread(), name, settings, "inputs") {
         Err(_) if matches!(input, Input::Image { .. }) && columns.iter().any(is_image) => {
             Ok(columns.iter().position(is_image).unwrap_or(0))
         }

@@ -10,7 +10,7 @@ use crate::fingerprint;
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::formats::labels::Labels;
 use crate::image;
-use crate::record::{Record, RecordColumn, RecordKind};
+use crate::record::{Record, RecordColumn, RecordKind, RecordName};
 use kolo_graph::settings::Settings;
 use listing::{Listing, entries};
 use std::collections::BTreeSet;
@@ -178,6 +178,10 @@ impl Reader for Images {
 
     fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
         Some((self.listing.path(at), 0))
+    }
+
+    fn name(&self, at: usize) -> Option<RecordName> {
+        Some(RecordName { file: self.listing.path(at), key: None })
     }
 
     fn files(&self) -> Vec<PathBuf> {

@@ -13,7 +13,7 @@ use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::formats::labels::Labels;
 use crate::formats::webdataset::columns::Part;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, RecordName};
 use keys::{KeyColumns, Keys};
 use kolo_graph::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -60,6 +60,15 @@ struct LmdbReader {
     labels: Option<Labels>,
 }
 
+impl LmdbReader {
+    /// The environment of a record, and its row there.
+    fn place_of(&self, at: usize) -> Option<(&Environment, usize)> {
+        let number = self.ends.partition_point(|end| *end <= at);
+        let before = number.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some((self.environments.get(number)?, at - before))
+    }
+}
+
 impl Reader for LmdbReader {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
@@ -70,12 +79,10 @@ impl Reader for LmdbReader {
     }
 
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
-        let number = self.ends.partition_point(|end| *end <= at);
-        let Some(environment) = self.environments.get(number) else {
+        let Some((environment, row)) = self.place_of(at) else {
             let message = format!("record {at} was requested, but there are {}", self.len());
             return Err(ReadError::new(message, "ask for a smaller number"));
         };
-        let row = at - number.checked_sub(1).map_or(0, |before| self.ends[before]);
         let mut is_there = vec![false; self.columns.len()];
         for (part, entries) in self.parts.iter().zip(&environment.entries) {
             let entry = &entries[row];
@@ -101,6 +108,13 @@ impl Reader for LmdbReader {
 
     fn files(&self) -> Vec<PathBuf> {
         self.environments.iter().map(|environment| environment.contents.path().into()).collect()
+    }
+
+    fn name(&self, at: usize) -> Option<RecordName> {
+        let (environment, row) = self.place_of(at)?;
+        let key = keys::whole_key(&environment.contents, environment.entries.first()?.get(row)?).ok()?;
+        let key = String::from_utf8_lossy(keys::record_of(&key)).into_owned();
+        Some(RecordName { file: environment.contents.path().into(), key: Some(key) })
     }
 
     fn fingerprint(&self) -> String {

@@ -14,9 +14,9 @@ mod values;
 
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
-use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::format::{Format, OpenedFiles, Reader};
 use crate::guard::guarded;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
@@ -52,6 +52,7 @@ const NUMBER_BYTES: u64 = 9;
 #[derive(Debug)]
 struct TableReader {
     units: Units,
+    unread: Vec<UnreadColumn>,
 }
 
 impl Reader for TableReader {
@@ -59,11 +60,19 @@ impl Reader for TableReader {
         self.units.columns()
     }
 
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
+    }
+
     fn len(&self) -> usize {
         self.units.len()
     }
 
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        // Without a column nothing is decoded, and rows are known by their number only.
+        if self.columns().is_empty() {
+            return Ok(());
+        }
         self.units.read(at, record)
     }
 }
@@ -328,8 +337,8 @@ fn open<F: TableFile>(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         let contents = file.contents(settings)?;
         let table = guarded(&file.path, || F::open(contents))?;
         match &columns {
-            None => columns = Some(TableColumns::of_schema(table.schema(), settings)?),
-            Some(columns) => same_columns(columns, &files[0].path, table.schema(), file, settings)?,
+            None => columns = Some(TableColumns::of_schema(table.schema())),
+            Some(columns) => same_columns(columns, &files[0].path, table.schema(), file)?,
         }
         opened.push(table);
     }
@@ -350,20 +359,14 @@ fn reader(files: Vec<ParquetFile>, mut columns: TableColumns, budget: usize) -> 
     if let Some(first) = files.first() {
         guarded(first.path(), || look_at_first(&files, &mut columns))?;
     }
-    let records = columns.records.clone();
+    let (records, unread) = (columns.records.clone(), columns.unread.clone());
     let decoder = Groups { files, units, columns };
-    Ok(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget) })
+    Ok(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget), unread })
 }
 
 /// Files that are read as one must have the same columns.
-fn same_columns(
-    first: &TableColumns,
-    first_path: &Path,
-    schema: &Schema,
-    file: &DataFile,
-    settings: &Settings,
-) -> Result<(), OpenError> {
-    let other = TableColumns::of_schema(schema, settings)?;
+fn same_columns(first: &TableColumns, first_path: &Path, schema: &Schema, file: &DataFile) -> Result<(), ReadError> {
+    let other = TableColumns::of_schema(schema);
     let same = |column: usize| {
         let (a, b) = (first.records.get(column), other.records.get(column));
         matches!((a, b), (Some(a), Some(b)) if a == b) && first.columns[column].index == other.columns[column].index
@@ -373,8 +376,7 @@ fn same_columns(
     let name = first.records.get(differs).or(other.records.get(differs)).map_or("", |column| &column.name);
     let message = format!("its column \"{name}\" is not the one of {}", first_path.display());
     Err(ReadError::new(message, "files that are read together need the same columns in the same order")
-        .in_file(&file.path)
-        .into())
+        .in_file(&file.path))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{Format, OpenedFiles, Reader};
 use crate::index_file::IndexPlace;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, RecordName};
 use crate::shards::{self, Shards};
 use crate::stream::StreamKind;
 use columns::Part;
@@ -215,6 +215,17 @@ impl Reader for WebDataset {
 
     fn files(&self) -> Vec<PathBuf> {
         self.shards.paths()
+    }
+
+    fn name(&self, at: usize) -> Option<RecordName> {
+        let contents = self.shards.contents(self.shard_of(at)).ok()?;
+        let first = self.samples.of(at).first()?.offset;
+        // Headers of a long name stand before the member's own; they begin where the sample before ends.
+        let before = at.checked_sub(1).filter(|before| self.shard_of(*before) == self.shard_of(at));
+        let before = before.and_then(|before| self.samples.of(before).last());
+        let from = before.map_or(0, |place| place.offset + u64::from(place.bytes));
+        let key = index::key_at(&contents, from, first).ok()?;
+        Some(RecordName { file: contents.path().into(), key })
     }
 
     fn place(&self, at: usize) -> Option<(PathBuf, u64)> {

@@ -6,7 +6,7 @@ use crate::cache;
 use crate::error::ReadError;
 use crate::file_source::FileSource;
 use crate::load_times::LoadTimes;
-use crate::source::{Draw, Row, Source};
+use crate::source::{Draw, Row, SampleName, Source};
 use crate::split::{Purpose, Split};
 use kolo_graph::field::{Column, Field};
 use std::sync::Arc;
@@ -89,6 +89,10 @@ impl Source for StreamSource {
 
     fn preprocessing(&self) -> Option<String> {
         Source::preprocessing(&*self.files)
+    }
+
+    fn sample_name(&self, sample: usize) -> SampleName {
+        self.files.sample_name(sample)
     }
 
     fn is_unreadable(&self, sample: usize) -> bool {

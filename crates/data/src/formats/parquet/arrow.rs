@@ -189,7 +189,7 @@ fn reader(files: Vec<ArrowFile>, mut columns: TableColumns, budget: usize) -> Re
     if let Some(first) = files.first() {
         guarded(first.contents.path(), || look_at_first(&files, &mut columns))?;
     }
-    let records = columns.records.clone();
+    let (records, unread) = (columns.records.clone(), columns.unread.clone());
     let decoder = Batches { files, units, columns };
-    Ok(TableReader { units: Units::new(Box::new(decoder), records, &unit_rows, budget) })
+    Ok(TableReader { units: Units::new(Box::new(decoder), records, &unit_rows, budget), unread })
 }

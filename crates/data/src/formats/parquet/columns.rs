@@ -3,9 +3,8 @@
 use super::table::{Column, Kind, Schema, Values};
 use super::values::{self, Numbers};
 use crate::error::ReadError;
-use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
+use crate::record::{Record, RecordColumn, RecordKind, RecordValue, UnreadColumn};
 use crate::units::NumberColumn;
-use kolo_graph::settings::{Setting, SettingError, Settings};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,6 +40,7 @@ pub(super) struct TableColumn {
 pub(super) struct TableColumns {
     pub columns: Vec<TableColumn>,
     pub records: Vec<RecordColumn>,
+    pub unread: Vec<UnreadColumn>,
 }
 
 fn content(kind: &Kind) -> Option<Content> {
@@ -63,33 +63,15 @@ fn numbers_below(kind: &Kind, depth: usize) -> Option<Numbers> {
     }
 }
 
-/// Whether `data.inputs` or `data.targets` name this column; `None` if the job chooses none.
-fn chosen(settings: &Settings, name: &str) -> Option<bool> {
-    let names = |key: &str| match settings.peek(key) {
-        Some(Setting::List(names)) => names.iter().any(|item| matches!(item, Setting::Text(text) if text == name)),
-        Some(Setting::Text(text)) => text == name,
-        _ => false,
-    };
-    settings.peek("inputs").map(|_| ["inputs", "input", "targets", "target"].iter().any(|key| names(key)))
-}
-
 impl TableColumns {
-    /// The columns of a file. One that cannot be read is an error unless the job chooses others.
-    pub fn of_schema(schema: &Schema, settings: &Settings) -> Result<Self, SettingError> {
+    /// The columns of a file.
+    pub fn of_schema(schema: &Schema) -> Self {
         let classes = class_names(&schema.metadata);
-        let mut all = Self { columns: Vec::new(), records: Vec::new() };
+        let mut all = Self { columns: Vec::new(), records: Vec::new(), unread: Vec::new() };
         for (index, field) in schema.fields.iter().enumerate() {
             let Some(content) = content(&field.kind) else {
-                if chosen(settings, &field.name) == Some(false) {
-                    continue;
-                }
-                let message = format!(
-                    "names a file whose column \"{}\" has the type {}, which cannot be read",
-                    field.name,
-                    values::short(&field.kind)
-                );
-                let hint = "name the columns to read with `inputs` and `targets`, such as `inputs = [\"a\", \"b\"]`";
-                return Err(settings.wrong("source", message, hint));
+                all.unread.push(UnreadColumn { name: field.name.clone(), kind: values::short(&field.kind) });
+                continue;
             };
             let kind = match (content, classes.get(&field.name)) {
                 (Content::Numbers(Numbers::Int), Some(names)) => RecordKind::Class { names: Arc::clone(names) },
@@ -106,10 +88,7 @@ impl TableColumns {
             all.columns.push(TableColumn { index, content, is_known });
             all.records.push(RecordColumn { name: field.name.clone(), kind });
         }
-        if all.columns.is_empty() {
-            return Err(settings.wrong("source", "names a table without a column that can be read", "check the file"));
-        }
-        Ok(all)
+        all
     }
 
     /// Whether the first values decide about a kind.

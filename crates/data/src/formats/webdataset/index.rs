@@ -42,6 +42,17 @@ pub(super) fn split(name: &str) -> Option<(&str, String)> {
     (!is_about_the_shard).then(|| (&name[..dot], name[dot + 1..].to_lowercase()))
 }
 
+/// The key of the sample whose first member has its data at `first`. The member before it ends at `from`.
+pub(super) fn key_at(contents: &Contents, from: u64, first: u64) -> Result<Option<String>, ReadError> {
+    let mut members = Members::starting_at(Headers::new(contents), from);
+    while let Some(member) = members.next()? {
+        if member.offset >= first {
+            return Ok(split(&member.name).map(|(key, _)| key.to_string()));
+        }
+    }
+    Ok(None)
+}
+
 impl ShardIndex {
     /// Reads all headers of a shard.
     pub fn make(contents: &Contents) -> Result<Self, ReadError> {

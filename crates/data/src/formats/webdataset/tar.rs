@@ -106,7 +106,12 @@ pub(super) struct Members<B> {
 
 impl<B: ArchiveBytes> Members<B> {
     pub fn new(bytes: B) -> Self {
-        Self { bytes, offset: 0 }
+        Self::starting_at(bytes, 0)
+    }
+
+    /// From the first header at or after `offset`, where a member ends.
+    pub fn starting_at(bytes: B, offset: u64) -> Self {
+        Self { bytes, offset: offset.next_multiple_of(BLOCK) }
     }
 
     fn damaged(&self, offset: u64, message: &str) -> ReadError {
