@@ -80,7 +80,8 @@ def keeps_bits(args, job):
 
 def compare(args, job, name, layouts, times, folder):
     """Prints a row: the first against the fastest of these, both measured again, as the least of many noisy medians is lucky."""
-    near = sorted(range(len(layouts)), key=times.__getitem__)[: NEAR_MAX if args.all else 1]
+    others = sorted(range(1, len(layouts)), key=times.__getitem__)
+    near = others[: NEAR_MAX if args.all else 1]
     again = measure(args, job, [layouts[at] for at in [0, *near]], folder, 2 * args.rounds)
     first, fastest = again[0], min(again)
     ratio = f"{simulate(args, job, layouts[0], folder) / first:.2f}" if args.cluster else "-"
