@@ -3,7 +3,8 @@
 Measures the links between so many workers (`kolo bench comm --write`) and one of them as a device (`kolo bench device --write`).
 Then it simulates some layouts of a job and trains each for some steps, taking turns in each round. Wanted: the simulated time
 within 15 % of the measured median. The second ratio is that of a device that was calibrated on a run of the first layout
-(`kolo plan --calibrate`): what is left of the error when the rate of this job's kernels is known.
+(`kolo plan --calibrate`): what is left of the error when the rate of this job's kernels is known. Where workers leave cores free,
+the cluster file is made to say that exchanges go on beside computing.
 
 It also compares the order of events, per rank, in a step of `kolo train --trace` and of `kolo simulate --trace`: passes, by
 direction, stage and micro-batch; exchanges inside layers, by kind and bytes; messages between stages; sums and shares of gradients
@@ -15,6 +16,7 @@ and weights. Wanted: the same. Each worker has one thread then, as lanes that co
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -33,8 +35,9 @@ BYTES_PART = 0.01
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=8, help="a power of two")
-    parser.add_argument("--job", default="gpt-deep", help="the name of a file in bench/jobs")
-    parser.add_argument("--threads", type=int, help="of each worker; its share of the cores by default")
+    parser.add_argument("--job", default="gpt", help="the name of a file in bench/jobs, of a model with `layers`")
+    parser.add_argument("--layers", type=int, default=8, help="of the model: enough for the stages of all ranks")
+    parser.add_argument("--threads", type=int, default=1, help="of each worker; all cores are used if that is their number")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="more keys of the job")
@@ -44,10 +47,10 @@ def arguments():
     return parser.parse_args()
 
 
-def layouts_of(workers):
+def layouts_of(workers, layers):
     """Names and keys of some layouts of so many workers."""
     grains = max(workers, 8)
-    whole = {"data.batch": 4 * grains, "data.grains": grains}
+    whole = {"data.batch": 4 * grains, "data.grains": grains, "model.layers": layers}
     pipeline, chunks = min(4, workers), "parallel.schedule=interleaved parallel.chunks=2"
     keys = [("data", ""), ("zero=1", "parallel.zero=1")]
     keys.append((f"pipeline={pipeline}", f"parallel.pipeline={pipeline} parallel.schedule=1f1b"))
@@ -245,15 +248,16 @@ def compare_order(args, job, keys, cluster, folder):
 
 def main():
     args = arguments()
-    args.threads = args.threads or max(1, (os.cpu_count() or 1) // args.workers)
     job = BENCH / "jobs" / f"{args.job}.toml"
-    layouts = [(name, keys + args.set) for name, keys in layouts_of(args.workers)]
+    layouts = [(name, keys + args.set) for name, keys in layouts_of(args.workers, args.layers)]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         cluster = folder / "cluster.toml"
         sizes = SIZES if not args.order_only else "1K"
         measured = ["--op", COLLECTIVES, "--bytes", sizes, "--iterations", 50]
         run(args, "bench", "comm", "-n", args.workers, "--transport", "shm", *measured, "--write", cluster)
+        if (os.cpu_count() or 1) > args.workers * args.threads:
+            cluster.write_text(re.sub(r"(?m)^(overlaps_\w+) = false$", r"\1 = true", cluster.read_text()))
         rows = [{"layout": name} for name, _ in layouts]
         if not args.order_only:
             rows = compare_times(args, job, layouts, cluster, folder)
@@ -265,7 +269,7 @@ def main():
 
 
 def print_rows(args, rows):
-    print(f"{args.job} on {args.workers} workers of {args.threads} threads")
+    print(f"{args.job} on {args.workers} workers with --threads {args.threads}")
     print("| layout | simulated ms | measured ms | simulated / measured | calibrated / measured | order |")
     print("|---|---:|---:|---:|---:|---|")
     for row in rows:

@@ -416,6 +416,9 @@ pub struct PlanArgs {
     /// Plan for the cluster that this file (TOML) describes
     #[arg(long, value_name = "FILE")]
     pub cluster: Option<PathBuf>,
+    /// With --search: rank so many layouts, those that differ in their micro-batches alone, too; without it ten of different kinds
+    #[arg(long, value_name = "COUNT")]
+    pub layouts: Option<usize>,
     /// With --search: the most memory that a worker may use, such as 40GiB
     #[arg(long, value_name = "SIZE")]
     pub max_memory: Option<String>,

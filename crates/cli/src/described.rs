@@ -1,12 +1,19 @@
 //! The cluster that a plan or a simulation is about: described in a file, by the name of a device, or this machine.
 
 use crate::fail::Failure;
+use kolo_comm::CallKind;
 use kolo_config::FileKind;
 use kolo_plan::Rates;
 use kolo_plan::cluster::{Cluster, Level};
+use kolo_plan::collective::CollectiveKind;
 use kolo_plan::device::{Device, DeviceTable, PeerLink, Precision};
-use kolo_plan::link::{self, Link};
+use kolo_plan::link::{self, Link, Measured};
+use kolo_train::trial_run;
+use std::collections::BTreeSet;
 use std::path::Path;
+
+/// Sizes of exchanges that are measured, from those of a few tokens to those of all gradients.
+const EXCHANGED_BYTES: [usize; 5] = [1 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
 
 /// Devices on one host, and links inside and between hosts, where only the name of a device is known.
 const PER_HOST: usize = 8;
@@ -86,9 +93,31 @@ pub fn usual(device: Device, devices: usize) -> Result<Cluster, Failure> {
     Ok(Cluster { name, levels, ..Cluster::of_one(device) })
 }
 
-/// This machine: so many workers of so many threads each, with rates that are measured now.
+/// This machine: so many workers of so many threads each, with rates, and exchanges between them, that are measured now.
 pub fn this_machine(workers: usize, threads: usize) -> Result<Cluster, Failure> {
-    machine_of(&Rates::measure(), workers, threads)
+    let mut cluster = machine_of(&Rates::measure(), workers, threads)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // Workers that take turns on a core would measure how the system shares it.
+    if let Some(level) = cluster.levels.first_mut().filter(|_| (2..=cores).contains(&workers)) {
+        // Where they cannot be tried, the link of the table counts.
+        level.link.measured = measured_exchanges(workers).unwrap_or_default();
+    }
+    Ok(cluster)
+}
+
+/// What exchanges take between so many workers of this host, and in groups of them.
+fn measured_exchanges(workers: usize) -> Result<Vec<Measured>, Failure> {
+    let of = |kind: CollectiveKind| CallKind::ALL.into_iter().find(|call| call.name() == kind.name());
+    let calls: Vec<CallKind> = CollectiveKind::ALL.into_iter().filter_map(of).collect();
+    let rows = trial_run::time_links(workers, &calls, &EXCHANGED_BYTES)?;
+    let groups: BTreeSet<usize> = rows.iter().map(|row| row.ranks).collect();
+    let mut all = Vec::new();
+    for (ranks, kind) in groups.into_iter().rev().flat_map(|ranks| CollectiveKind::ALL.map(|kind| (ranks, kind))) {
+        let own = rows.iter().filter(|row| row.ranks == ranks && row.op == kind.name());
+        let points: Vec<(f64, f64)> = own.map(|row| (row.bytes as f64, row.us_quarter / 1e6)).collect();
+        all.push(Measured { kind, ranks, points });
+    }
+    Ok(all)
 }
 
 /// A machine of these rates. Workers that have no core of their own take turns.

@@ -99,8 +99,9 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         let none = || Failure::usage("the job has no pipeline to draw", "set `parallel.pipeline` to 2 or more, and -n");
         return shared.ok_or_else(none)?.draw(file.as_deref());
     }
-    if args.write || args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some() {
-        let message = "--write, --max-memory, --max-cost and --deadline require --search";
+    let limited = args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some();
+    if args.write || limited || args.layouts.is_some() {
+        let message = "--write, --max-memory, --max-cost, --deadline and --layouts require --search";
         return Err(Failure::usage(message, "add --search"));
     }
     if args.json {

@@ -119,17 +119,18 @@ impl<'j> JobModels<'j> {
     }
 
     fn count(&self, candidate: &Candidate) -> Result<[Anatomy; 2], Error> {
+        let [few, many] = SAMPLES_COUNTED.map(|samples| self.count_at(candidate, samples));
+        Ok([few?, many?])
+    }
+
+    fn count_at(&self, candidate: &Candidate, samples: usize) -> Result<Anatomy, Error> {
         // Data ranks and stages change nothing of what is counted.
         let one = Candidate { data: 1, pipeline: 1, chunks: 1, zero: 0, schedule: USUAL.name, ..candidate.clone() };
         let repeats = Anatomy::repeats_whole_layers(&self.system, one.recompute);
         let recompute = if repeats { Recompute::None } else { one.recompute };
         let parallel = self.parallel(&one.assignments())?.recomputing(recompute);
-        let counted = |samples: usize| {
-            let anatomy = anatomy_of(self.job, &parallel, samples, self.system.fuses)?;
-            Ok::<Anatomy, Error>(anatomy.run_by(&self.system, one.recompute))
-        };
-        let [few, many] = SAMPLES_COUNTED.map(counted);
-        Ok([few?, many?])
+        let anatomy = anatomy_of(self.job, &parallel, samples, self.system.fuses)?;
+        Ok(anatomy.run_by(&self.system, one.recompute))
     }
 
     /// What a rank of a candidate computes, on micro-batches of so many samples.
@@ -142,8 +143,11 @@ impl<'j> JobModels<'j> {
             Some(layers) => self.mixed(candidate, layers, samples),
             None => self.anatomies(candidate).and_then(|anatomies| {
                 let [few, many] = &*anatomies;
-                let anatomy = few.at_samples(many, samples);
-                let anatomy = anatomy.ok_or("its micro-batches are not computed alike whatever their size")?;
+                let anatomy = match few.at_samples(many, samples) {
+                    Some(anatomy) => anatomy,
+                    // What is computed in pieces may be in others where there are more samples.
+                    None => self.count_at(candidate, samples).map_err(|error| error.to_string())?,
+                };
                 Ok(Arc::new(Counted::new(anatomy)))
             }),
         };

@@ -6,7 +6,7 @@ use crate::held::HeldBatch;
 use crate::job::Job;
 use crate::step_inputs::StepInputs;
 use crate::supply::{self, TrainingSamples};
-use kolo_comm::bench::{Method, sweep};
+use kolo_comm::bench::{BenchRow, Method, sweep};
 use kolo_comm::bootstrap::{ThreadBootstrap, ThreadExchange};
 use kolo_comm::{CallKind, Communicator, Fault, Watch, shm};
 use kolo_exec::session::TrialTimes;
@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 pub const TIME_LIMIT: Duration = Duration::from_millis(1500);
 /// Calls of each exchange.
 const EXCHANGES: usize = 16;
+/// An exchange as a step makes it: of what was just written, while the ranks' own threads wait.
+const AS_IN_STEPS: Method = Method { iterations: EXCHANGES, private: false, fresh: true, started: true };
 
 /// Who will run the step.
 #[derive(Clone, Copy, Debug)]
@@ -265,13 +267,58 @@ fn time_exchanges(
     for ExchangeSize { axis, kind, bytes } in sizes {
         groups.entry((axis, *kind)).or_default().push(*bytes);
     }
-    let method = Method { iterations: EXCHANGES, private: false, fresh: true, started: true };
     for ((axis, kind), sizes) in groups {
         let ranks = world.split_labelled(mesh.group(axis) as i64, mesh.coordinate(axis) as i64, axis)?;
-        for row in sweep(&ranks, kind, &sizes, method)? {
+        for row in sweep(&ranks, kind, &sizes, AS_IN_STEPS)? {
             times.insert(ExchangeSize { axis: axis.into(), kind, bytes: row.bytes }, row.us_quarter / 1e6);
         }
         world.barrier()?;
     }
     Ok(times)
+}
+
+/// Times exchanges of each kind and size between workers of this host: among all of them, among each half, and so on.
+pub fn time_links(workers: usize, kinds: &[CallKind], sizes: &[usize]) -> Result<Vec<BenchRow>, Error> {
+    let bootstrap = ThreadExchange::new(workers);
+    let time = |rank: usize| -> Result<Vec<BenchRow>, Error> {
+        let (watch, mut member) = (Watch::alone(), bootstrap.rank(rank));
+        let transport = shm::connect(rank, workers, Arc::clone(&watch), &mut member)?;
+        let world = Communicator::new(transport, watch, true);
+        let (mut rows, mut ranks) = (Vec::new(), workers);
+        while ranks > 1 {
+            let group = world.split((rank / ranks) as i64, rank as i64)?;
+            for kind in kinds {
+                rows.extend(sweep(&group, *kind, sizes, AS_IN_STEPS)?);
+            }
+            world.barrier()?;
+            ranks = if ranks.is_multiple_of(2) { ranks / 2 } else { 1 };
+        }
+        Ok(rows)
+    };
+    Ok(together(workers, || bootstrap.abandon(), time)?.into_iter().next().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_graph::collective::{AxisGather, AxisShift, AxisSum};
+    use kolo_graph::{Builder, Type};
+
+    /// A tensor that goes to the next of a ring is the part for it of an all-to-all.
+    #[test]
+    fn exchanges_are_those_of_their_axis() {
+        let mesh = Mesh::new(&[("context", 4), ("tensor", 2)], 0).unwrap();
+        let [context, tensor] = ["context", "tensor"].map(String::from);
+        let builder = Builder::new();
+        let x = builder.input("x", Type::f32([6, 32]));
+        let sum = x.then(AxisSum { axis: tensor.clone(), ranks: 2 }, &[]);
+        let shifted = sum.then(AxisShift { axis: context.clone(), by: 1, ranks: 4 }, &[]);
+        let gathered = shifted.then(AxisGather { axis: tensor.clone(), dim: 0, ranks: 2 }, &[]);
+        builder.output("gathered", gathered);
+        let graph = builder.finish().unwrap();
+        let found: Vec<ExchangeSize> = graph.nodes.iter().filter_map(|node| exchange(&graph, node, &mesh)).collect();
+        let wanted = [(tensor.clone(), CallKind::AllReduce, 768), (context, CallKind::AllToAll, 1024)];
+        let wanted = wanted.into_iter().chain([(tensor, CallKind::AllGather, 1536)]);
+        assert_eq!(found, wanted.map(|(axis, kind, bytes)| ExchangeSize { axis, kind, bytes }).collect::<Vec<_>>());
+    }
 }

@@ -25,6 +25,8 @@ use std::time::Instant;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 /// Devices for which a layout is looked for.
 const DEVICES_MAX: usize = 1 << 17;
+/// Layouts that are ranked.
+const LAYOUTS_MAX: usize = 10_000;
 
 /// Whether a plan is about a described cluster.
 pub fn is_asked(args: &PlanArgs) -> bool {
@@ -92,9 +94,17 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
 /// Refuses flags that go with a search alone, or that no job can keep to.
 fn check(args: &PlanArgs) -> Result<(), Failure> {
     let limited = args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some();
-    let lost = [(args.write, "--write requires"), (limited, "--max-memory, --max-cost and --deadline require")];
+    let lost = [
+        (args.write, "--write requires"),
+        (limited, "--max-memory, --max-cost and --deadline require"),
+        (args.layouts.is_some(), "--layouts requires"),
+    ];
     if let Some((_, flag)) = lost.into_iter().find(|(given, _)| *given && !args.search) {
         return Err(Failure::usage(format!("{flag} --search"), "add --search"));
+    }
+    if let Some(count) = args.layouts.filter(|count| !(1..=LAYOUTS_MAX).contains(count)) {
+        let message = format!("--layouts {count} is out of range");
+        return Err(Failure::usage(message, &format!("use a number from 1 to {LAYOUTS_MAX}")));
     }
     if args.write && args.job.job.is_none() {
         return Err(Failure::usage("--write needs a job file", "name a job file"));
@@ -144,6 +154,7 @@ fn limits(args: &PlanArgs, job: &Job) -> Result<Limits, Failure> {
         cost: args.max_cost,
         deadline: args.deadline.map(|hours| hours * SECONDS_PER_HOUR),
         steps: super::run_steps(args, job).max(1.0),
+        ranked: args.layouts,
     })
 }
 

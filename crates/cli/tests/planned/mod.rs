@@ -115,6 +115,27 @@ fn any_number_of_data_ranks_is_searched_where_bits_are_free() {
     stdout_of(dir.path(), &args);
 }
 
+/// The search shows ten layouts of different kinds, or as many as are wanted, of which some differ in their micro-batches alone.
+#[test]
+fn as_many_layouts_as_are_wanted_are_ranked() {
+    let dir = tempdir();
+    files(dir.path());
+    let kinds = |more: &[&str]| {
+        let found = searched(dir.path(), &[&["-n", "2", "--device", "h100"], more].concat());
+        let layouts = found["layouts"].as_array().expect("layouts");
+        let times: Vec<f64> = layouts.iter().map(|one| one["step_ms"].as_f64().expect("a time")).collect();
+        assert!(times.is_sorted(), "{times:?}");
+        let kind = |one: &Value| {
+            ["data", "pipeline", "tensor", "sequence", "zero", "recompute"].map(|key| one["layout"][key].to_string())
+        };
+        (layouts.len(), layouts.iter().map(kind).collect::<std::collections::BTreeSet<_>>().len())
+    };
+    assert_eq!(kinds(&[]), (10, 10));
+    let (all, different) = kinds(&["--layouts", "10000"]);
+    assert!(different > 10 && all > 2 * different, "{all} layouts of {different} kinds");
+    assert_eq!(kinds(&["--layouts", "3"]).0, 3);
+}
+
 /// A run has the steps that it has: an epoch of 1,000 samples is one batch of 512.
 #[test]
 fn a_run_takes_its_steps() {

@@ -21,6 +21,8 @@ pub struct Limits {
     pub deadline: Option<f64>,
     /// Steps of the run.
     pub steps: f64,
+    /// How many layouts are ranked, those that differ in their micro-batches alone, too; otherwise a few of different kinds.
+    pub ranked: Option<usize>,
 }
 
 /// A layout with what it takes.
@@ -49,7 +51,7 @@ pub struct NearMiss {
 /// What a search found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SearchResult {
-    /// The fastest first; each differs from those before it in more than its micro-batches.
+    /// The fastest first; each differs from those before it in more than its micro-batches, unless so many are wanted.
     pub ranked: Vec<Ranked>,
     pub candidates: usize,
     /// Candidates that memory ruled out.
@@ -104,7 +106,8 @@ pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Clu
     let mut result = SearchResult { candidates: candidates.len(), ..SearchResult::default() };
     models.prepare(candidates);
     let (fitting, nearly) = search.by_memory(candidates, &mut result);
-    let mut found = search.fastest(&fitting, RANKED_MAX, f64::INFINITY, &mut result);
+    let most = limits.ranked.unwrap_or(RANKED_MAX).max(1);
+    let mut found = search.fastest(&fitting, most, f64::INFINITY, &mut result);
     let count = found.len();
     if let Some(best) = found.first().map(|best| best.seconds) {
         found.extend(search.fastest(&nearly, 1, best, &mut SearchResult::default()));
@@ -209,6 +212,7 @@ impl Search<'_> {
     /// Puts a layout where it belongs, if training takes it and none of its kind is faster.
     fn insert(&self, found: &mut Vec<Ranked>, ranked: Ranked, most: usize, refusals: &mut Vec<String>) {
         let at = found.partition_point(|known| known.seconds <= ranked.seconds);
+        let alike = |one: &Candidate, other: &Candidate| self.limits.ranked.is_none() && alike(one, other);
         if at >= most || found[..at].iter().any(|known| alike(&known.candidate, &ranked.candidate)) {
             return;
         }

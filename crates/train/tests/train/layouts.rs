@@ -170,3 +170,18 @@ fn zero_2_scatters_the_gradients_of_every_micro_batch() {
     let [one, two] = ["zero = 1", "zero = 2"].map(|keys| bucket_bytes(keys, "each", 0));
     assert_eq!(two, 2.0 * one);
 }
+
+/// A layout whose calls are others for another number of samples is counted on its own number.
+#[test]
+fn micro_batches_that_are_not_computed_alike_are_counted_one_by_one() {
+    let small = "[model]\nkind = \"gpt\"\nlayers = 6\nwidth = 64\nheads = 4\ncontext = 64\nvocab = 256\n\
+        [data]\nsource = \"synthetic:tokens\"\nbatch = 8\ngrains = 4\n[train]\nsteps = 1\n\
+        [parallel]\ntensor = 2\nslices = 2\nsequence = \"tensor\"\n";
+    let (job, cluster) = (job(small), cluster("cpu-core"));
+    let models = JobModels::new(&job, &cluster).unwrap();
+    let own = models.own(2).unwrap();
+    for micro_batches in [1, 2, 4, 8] {
+        let one = Candidate { micro_batches, ..own.clone() };
+        assert!(models.model(&one, &cluster).unwrap().times().unwrap().seconds > 0.0, "{one}");
+    }
+}
