@@ -1,4 +1,8 @@
 //! The thread on which a communicator runs started calls, in order.
+//!
+//! It runs them while whoever started them computes. Whoever has nothing to do but wait for a call runs it, and those before it, on its
+//! own thread, unless the engine's has begun: to wake a thread takes longer than many a call, and in a virtual machine whose
+//! processors sleep a multiple of that.
 
 use crate::call::Fingerprint;
 use crate::communicator::{CommunicatorState, Request};
@@ -7,7 +11,7 @@ use kolo_base::{lock, wait};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 pub(crate) struct Engine {
@@ -16,6 +20,7 @@ pub(crate) struct Engine {
 }
 
 struct EngineState {
+    shared: Arc<CommunicatorState>,
     queue: Mutex<Queue>,
     /// Work came, or the end.
     work: Condvar,
@@ -28,24 +33,28 @@ struct EngineState {
 struct Queue {
     waiting: VecDeque<(Request, Fingerprint)>,
     pushed: u64,
+    /// A call that was taken from the queue is not done yet.
+    is_running: bool,
     fault: Option<Fault>,
     closed: bool,
 }
 
-/// Turns to spin for a finished call before sleeping.
+/// Turns to spin for a call that another thread runs before sleeping.
 const SPINS: u32 = 2000;
 
 impl Engine {
     pub fn new(shared: Arc<CommunicatorState>) -> Self {
-        let queue = Queue { waiting: VecDeque::with_capacity(64), pushed: 0, fault: None, closed: false };
+        let waiting = VecDeque::with_capacity(64);
+        let queue = Queue { waiting, pushed: 0, is_running: false, fault: None, closed: false };
         let state = Arc::new(EngineState {
+            shared,
             queue: Mutex::new(queue),
             work: Condvar::new(),
             finished: Condvar::new(),
             done: AtomicU64::new(0),
         });
         let theirs = Arc::clone(&state);
-        let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve(&shared));
+        let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve());
         Self { state, thread: thread.ok() }
     }
 
@@ -69,15 +78,26 @@ impl Engine {
     }
 
     pub fn wait(&self, ticket: u64) -> Result<(), Fault> {
-        for _ in 0..SPINS {
-            if self.done(ticket) {
-                break;
-            }
-            std::hint::spin_loop();
+        if self.done(ticket) {
+            return Ok(());
         }
         let mut queue = lock(&self.state.queue);
         while !self.done(ticket) && queue.fault.is_none() {
-            queue = wait(&self.state.finished, queue);
+            if !queue.is_running {
+                queue = self.state.run_next(queue);
+                continue;
+            }
+            drop(queue);
+            for _ in 0..SPINS {
+                if self.done(ticket) {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            queue = lock(&self.state.queue);
+            if queue.is_running && !self.done(ticket) && queue.fault.is_none() {
+                queue = wait(&self.state.finished, queue);
+            }
         }
         match &queue.fault {
             Some(fault) if !self.done(ticket) => Err(fault.clone()),
@@ -92,41 +112,48 @@ impl Engine {
 }
 
 impl EngineState {
-    fn serve(&self, shared: &CommunicatorState) {
-        loop {
-            let mut queue = lock(&self.queue);
-            while queue.waiting.is_empty() && !queue.closed {
-                queue = wait(&self.work, queue);
-            }
-            if queue.closed {
-                return;
-            }
-            let Some((request, fingerprint)) = queue.waiting.pop_front() else { continue };
-            drop(queue);
-            // SAFETY: whoever started the request promised its buffers until the ticket is done.
-            let run = AssertUnwindSafe(|| unsafe { shared.run(&request, fingerprint) });
-            // Nobody may wait for a thread that is gone.
-            let panicked = |_| {
-                Err(Fault::BadCall(format!(
-                    "the thread for collectives panicked in {fingerprint}\n  hint: this is a bug; please report it with the log"
-                )))
+    fn serve(&self) {
+        let mut queue = lock(&self.queue);
+        while !queue.closed {
+            queue = match queue.waiting.is_empty() || queue.is_running {
+                true => wait(&self.work, queue),
+                false => self.run_next(queue),
             };
-            let outcome = catch_unwind(run).unwrap_or_else(panicked);
-            let mut queue = lock(&self.queue);
-            match outcome {
-                Ok(()) => {
-                    self.done.fetch_add(1, Ordering::Release);
-                }
-                Err(fault) => {
-                    // What comes after a failed call has no meaning: nobody will wait for it in vain.
-                    queue.fault.get_or_insert(fault);
-                    queue.waiting.clear();
-                    queue.closed = true;
-                }
-            }
-            drop(queue);
-            self.finished.notify_all();
         }
+    }
+
+    /// Runs the call that is next, if there is one, on this thread. Nobody else runs one.
+    fn run_next<'q>(&'q self, mut queue: MutexGuard<'q, Queue>) -> MutexGuard<'q, Queue> {
+        let Some((request, fingerprint)) = queue.waiting.pop_front() else { return queue };
+        queue.is_running = true;
+        drop(queue);
+        // SAFETY: whoever started the request promised its buffers until the ticket is done.
+        let run = AssertUnwindSafe(|| unsafe { self.shared.run(&request, fingerprint) });
+        // Nobody may wait for a thread that is gone.
+        let panicked = |_| {
+            Err(Fault::BadCall(format!(
+                "the thread for collectives panicked in {fingerprint}\n  hint: this is a bug; please report it with the log"
+            )))
+        };
+        let outcome = catch_unwind(run).unwrap_or_else(panicked);
+        let mut queue = lock(&self.queue);
+        queue.is_running = false;
+        match outcome {
+            Ok(()) => {
+                self.done.fetch_add(1, Ordering::Release);
+            }
+            Err(fault) => {
+                // What comes after a failed call has no meaning: nobody will wait for it in vain.
+                queue.fault.get_or_insert(fault);
+                queue.waiting.clear();
+                queue.closed = true;
+            }
+        }
+        self.finished.notify_all();
+        if queue.closed || !queue.waiting.is_empty() {
+            self.work.notify_one();
+        }
+        queue
     }
 }
 

@@ -12,15 +12,15 @@ use crate::fault::{Fault, rank_name};
 use crate::watch::{Backoff, Pause, Watch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Times that a rank checks before it yields, when every rank has a processor.
 const SPINS: u32 = 300;
 /// The first of them without a pause between: whoever comes at the same time is seen at once.
 const SPINS_AT_ONCE: u32 = 40;
 
-/// Times that a rank yields before it sleeps.
-const YIELDS: u32 = 50;
+/// How long a rank yields, if that is quick, before it sleeps: about as long as it takes to be woken.
+const YIELDING: Duration = Duration::from_micros(100);
 
 /// The wait word of a rank that does not wait.
 const NOT_WAITING: u32 = 0;
@@ -174,7 +174,8 @@ impl Rounds {
 
     #[cold]
     fn wait_slowly(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
-        for _ in 0..YIELDS {
+        let begin = Instant::now();
+        while begin.elapsed() < YIELDING {
             self.watch.check()?;
             if ready() {
                 return Ok(());
