@@ -8,6 +8,7 @@
 mod rows;
 
 use crate::error::ReadError;
+use crate::files::last_read;
 use crate::record::{Record, RecordColumn};
 use kolo_base::lock;
 pub(crate) use rows::NumberColumn;
@@ -144,8 +145,9 @@ impl Rows {
         }
     }
 
+    /// A row that could not be understood. It stands near what was read last.
     pub fn push_broken(&mut self, message: &str) {
-        push_broken(message, &mut self.open);
+        push_broken(message, last_read(), &mut self.open);
         self.end_row();
     }
 
@@ -328,7 +330,8 @@ impl Units {
             false => {
                 let message = format!("{} rows are expected, but there are {}", self.units[number].rows, rows.rows);
                 let hint = "the file is damaged or cut short; copy or make it again";
-                Err(ReadError::new(message, hint).in_file(self.decoder.path(number)))
+                let error = ReadError::new(message, hint).in_file(self.decoder.path(number));
+                Err(ReadError { offset: last_read(), ..error })
             }
         }
     }
