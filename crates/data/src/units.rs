@@ -30,6 +30,11 @@ pub(crate) trait Decode: Send + Sync + fmt::Debug {
     /// The file that holds a unit.
     fn path(&self, unit: usize) -> &Path;
 
+    /// Where the file says what the unit holds, if that is not beside it: what is wrong before it is read is wrong there.
+    fn described_at(&self, _unit: usize) -> Option<u64> {
+        None
+    }
+
     /// Hands the rows of `unit` to `out`, in order.
     fn decode(&self, unit: usize, out: &mut Rows) -> Result<(), ReadError>;
 }
@@ -331,7 +336,7 @@ impl Units {
                 let message = format!("{} rows are expected, but there are {}", self.units[number].rows, rows.rows);
                 let hint = "the file is damaged or cut short; copy or make it again";
                 let error = ReadError::new(message, hint).in_file(self.decoder.path(number));
-                Err(ReadError { offset: last_read(), ..error })
+                Err(ReadError { offset: last_read().or(self.decoder.described_at(number)), ..error })
             }
         }
     }
