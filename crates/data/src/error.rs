@@ -1,5 +1,6 @@
 //! Why a sample could not be read.
 
+use crate::unpack::Packing;
 use kolo_base::open_files_hint;
 use std::fmt;
 use std::io;
@@ -13,8 +14,10 @@ pub struct ReadError {
     pub source: String,
     pub sample: Option<usize>,
     pub file: Option<PathBuf>,
-    /// Bytes from the start of the file.
+    /// Bytes from the start of the file, or of what it unpacks to.
     pub offset: Option<u64>,
+    /// The file is packed with gzip or zstd, and the offset is one of what it unpacks to.
+    pub is_unpacked: bool,
     pub message: String,
     pub hint: String,
     /// No other sample can be read in its place: what comes after it in the stream is out of reach, too.
@@ -24,12 +27,14 @@ pub struct ReadError {
 impl ReadError {
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         let (source, sample, file, offset) = (String::new(), None, None, None);
-        Self { source, sample, file, offset, message: message.into(), hint: hint.into(), is_final: false }
+        let (message, hint) = (message.into(), hint.into());
+        Self { source, sample, file, offset, is_unpacked: false, message, hint, is_final: false }
     }
 
     /// The system refused to read this file.
     pub fn io(file: &Path, error: &io::Error) -> Self {
         let hint = match error.kind() {
+            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => "the file is damaged; copy or make it again",
             io::ErrorKind::UnexpectedEof => "the file is truncated; copy it again",
             io::ErrorKind::NotFound => "the file existed when the job started; put it back",
             _ => "check the file, and the disk or network that it is on",
@@ -38,8 +43,9 @@ impl ReadError {
         Self::new(error.to_string(), hint).in_file(file)
     }
 
+    /// It is about this file. Whether the file is packed is looked up, so that the message can say what its offset counts.
     pub fn in_file(self, file: &Path) -> Self {
-        Self { file: Some(file.into()), ..self }
+        Self { file: Some(file.into()), is_unpacked: Packing::at(file) != Packing::None, ..self }
     }
 
     /// It is the stream that cannot be read, not the sample.
@@ -67,6 +73,9 @@ impl ReadError {
     /// File, offset and message.
     pub fn place_and_message(&self) -> String {
         let place = match (&self.file, self.offset) {
+            (Some(file), Some(offset)) if self.is_unpacked => {
+                format!("{}, byte {offset} of what it unpacks to: ", file.display())
+            }
             (Some(file), Some(offset)) => format!("{}, byte {offset}: ", file.display()),
             (Some(file), None) => format!("{}: ", file.display()),
             (None, Some(offset)) => format!("byte {offset}: "),

@@ -2,8 +2,11 @@
 //! compressed, unpacked once.
 
 use crate::error::ReadError;
+pub use crate::unpack::Packing;
+use crate::unpack::{MAGIC_BYTES, Unpacked};
 use kolo_base::open_files_hint;
 use kolo_graph::settings::{SettingError, Settings};
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -18,14 +21,6 @@ pub struct DataFile {
     /// Nanoseconds since 1970 of its last change.
     pub modified_ns: i128,
     pub is_directory: bool,
-}
-
-/// How a file is packed, by its first bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
-    None,
-    Gzip,
-    Zstd,
 }
 
 /// Bytes that a compressed file may unpack to, unless `data.unpacked_max` says otherwise: 64 GiB.
@@ -49,13 +44,9 @@ impl DataFile {
             return Ok(Packing::None);
         }
         let mut magic = Vec::new();
-        let start = self.open()?.take(4).read_to_end(&mut magic);
+        let start = self.open()?.take(MAGIC_BYTES as u64).read_to_end(&mut magic);
         start.map_err(|error| ReadError::io(&self.path, &error))?;
-        Ok(match magic[..] {
-            [0x1f, 0x8b, ..] => Packing::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd] => Packing::Zstd,
-            _ => Packing::None,
-        })
+        Ok(Packing::of(&magic))
     }
 
     /// The contents from the start, unpacked if they are packed.
@@ -63,11 +54,8 @@ impl DataFile {
         let file = self.open()?;
         Ok(match self.packing()? {
             Packing::None => Box::new(BufReader::new(file)),
-            Packing::Gzip => Box::new(flate2::read::MultiGzDecoder::new(BufReader::new(file))),
-            Packing::Zstd => {
-                let failed = |error: io::Error| ReadError::io(&self.path, &error);
-                Box::new(zstd::stream::read::Decoder::new(file).map_err(failed)?)
-            }
+            Packing::Gzip => Box::new(Unpacked::gzip(file)),
+            Packing::Zstd => Box::new(Unpacked::zstd(file).map_err(|error| ReadError::io(&self.path, &error))?),
         })
     }
 
@@ -107,6 +95,7 @@ impl DataFile {
             let message = format!("it unpacks to more than {most} bytes");
             return Err(ReadError::new(message, "check the file, or raise `data.unpacked_max`")
                 .in_file(&self.path)
+                .at(most)
                 .into());
         }
         Ok(Contents { path: self.path.clone().into(), file: Arc::new(target), bytes })
@@ -135,6 +124,20 @@ fn not_opened(path: &Path, error: &io::Error) -> ReadError {
     };
     let hint = open_files_hint(error).unwrap_or(hint);
     ReadError::new(format!("cannot be opened: {error}"), hint).in_file(path)
+}
+
+thread_local! {
+    static LAST_READ: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Where this thread read contents last: what a decoder that does not say where it failed was working on.
+pub(crate) fn last_read() -> Option<u64> {
+    LAST_READ.get()
+}
+
+/// What is read from here on has nothing to do with what was read before.
+pub(crate) fn forget_last_read() {
+    LAST_READ.set(None);
 }
 
 /// The contents of a file with random access. Clones share the file.
@@ -172,6 +175,7 @@ impl Contents {
 
     /// Fills `out` from `offset` on. A range beyond the end is an error before anything is read.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        LAST_READ.set(Some(offset));
         self.check(offset, out.len() as u64)?;
         self.file.read_exact_at(out, offset).map_err(|error| ReadError::io(&self.path, &error).at(offset))
     }

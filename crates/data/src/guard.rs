@@ -2,6 +2,7 @@
 //! the file, and prints nothing.
 
 use crate::error::ReadError;
+use crate::files;
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,16 +31,18 @@ fn text(panic: &(dyn Any + Send)) -> &str {
     panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("no message")
 }
 
-/// Runs `decode` over the contents of `file`. What it was working on must not be used after an error.
+/// Runs `decode` over the contents of `file`. An error that does not say where it arose gets the byte that was read last. What it was working on must not be used after an error.
 pub(crate) fn guarded<T>(file: &Path, decode: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
     quieten();
     let outer = GUARDED.replace(true);
+    files::forget_last_read();
     let result = catch_unwind(AssertUnwindSafe(decode));
     GUARDED.set(outer);
-    result.unwrap_or_else(|panic| {
+    let result = result.unwrap_or_else(|panic| {
         let message = format!("the decoder cannot make sense of its contents ({})", text(&*panic));
         Err(ReadError::new(message, "the file is damaged or cut short; copy or make it again").in_file(file))
-    })
+    });
+    result.map_err(|error| ReadError { offset: error.offset.or(files::last_read()), ..error })
 }
 
 #[cfg(test)]

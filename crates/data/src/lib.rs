@@ -49,6 +49,7 @@ pub mod transform;
 pub mod transforms;
 #[cfg(any(feature = "parquet", feature = "hdf5"))]
 mod units;
+mod unpack;
 mod windows;
 pub mod writer;
 pub mod writers;

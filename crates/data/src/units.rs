@@ -8,6 +8,7 @@
 mod rows;
 
 use crate::error::ReadError;
+use crate::files::last_read;
 use crate::record::{Record, RecordColumn};
 use kolo_base::lock;
 pub(crate) use rows::NumberColumn;
@@ -28,6 +29,11 @@ pub(crate) const DECODED_BYTES_MAX: usize = 256 << 20;
 pub(crate) trait Decode: Send + Sync + fmt::Debug {
     /// The file that holds a unit.
     fn path(&self, unit: usize) -> &Path;
+
+    /// Where the file says what the unit holds, if that is not beside it: what is wrong before it is read is wrong there.
+    fn described_at(&self, _unit: usize) -> Option<u64> {
+        None
+    }
 
     /// Hands the rows of `unit` to `out`, in order.
     fn decode(&self, unit: usize, out: &mut Rows) -> Result<(), ReadError>;
@@ -144,8 +150,9 @@ impl Rows {
         }
     }
 
+    /// A row that could not be understood. It stands near what was read last.
     pub fn push_broken(&mut self, message: &str) {
-        push_broken(message, &mut self.open);
+        push_broken(message, last_read(), &mut self.open);
         self.end_row();
     }
 
@@ -328,7 +335,8 @@ impl Units {
             false => {
                 let message = format!("{} rows are expected, but there are {}", self.units[number].rows, rows.rows);
                 let hint = "the file is damaged or cut short; copy or make it again";
-                Err(ReadError::new(message, hint).in_file(self.decoder.path(number)))
+                let error = ReadError::new(message, hint).in_file(self.decoder.path(number));
+                Err(ReadError { offset: last_read().or(self.decoder.described_at(number)), ..error })
             }
         }
     }

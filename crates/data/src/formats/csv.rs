@@ -18,6 +18,7 @@ use csv_core::ReadRecordResult;
 use kolo_graph::settings::Settings;
 pub(in crate::formats) use scan::line_of;
 use scan::{Cells, ColumnScan};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 pub const FORMAT: Format = Format {
@@ -181,11 +182,42 @@ struct Problem {
     hint: &'static str,
 }
 
+/// What a thread needs to read a record. Making a parser takes longer than most records do.
+struct Parsing {
+    delimiter: u8,
+    parser: csv_core::Reader,
+    cells: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+thread_local! {
+    static PARSING: RefCell<Option<Parsing>> = const { RefCell::new(None) };
+}
+/// A thread keeps no larger buffer than this.
+const CELLS_BYTES_KEPT_MAX: usize = 1 << 20;
+
 impl CsvReader {
     fn read_row(&self, bytes: &[u8], record: &mut Record) -> Result<(), Problem> {
-        let (mut cells, mut ends) = (vec![0; bytes.len()], vec![0; self.columns.len() + 1]);
-        let mut parser = scan::parser(self.delimiter);
-        let (mut outcome, read, written, mut count) = parser.read_record(bytes, &mut cells, &mut ends);
+        let kept = PARSING.take().filter(|kept| kept.delimiter == self.delimiter);
+        let mut parsing = kept.unwrap_or_else(|| Parsing {
+            delimiter: self.delimiter,
+            parser: scan::parser(self.delimiter),
+            cells: Vec::new(),
+            ends: Vec::new(),
+        });
+        let read = self.parse(bytes, &mut parsing, record);
+        if parsing.cells.capacity() <= CELLS_BYTES_KEPT_MAX {
+            PARSING.set(Some(parsing));
+        }
+        read
+    }
+
+    fn parse(&self, bytes: &[u8], parsing: &mut Parsing, record: &mut Record) -> Result<(), Problem> {
+        let Parsing { parser, cells, ends, .. } = parsing;
+        parser.reset();
+        cells.resize(bytes.len(), 0);
+        ends.resize(self.columns.len() + 1, 0);
+        let (mut outcome, read, written, mut count) = parser.read_record(bytes, cells, ends);
         if let ReadRecordResult::InputEmpty = outcome {
             // The last line of a file may lack its line break.
             let (last, _, _, more) = parser.read_record(&bytes[read..], &mut cells[written..], &mut ends[count..]);
@@ -197,7 +229,7 @@ impl CsvReader {
             return Err(Problem { message, hint: "correct the line, or skip bad lines with `on_error = \"skip\"`" });
         }
         let mut start = 0;
-        for (number, (column, end)) in self.columns.iter().zip(&ends).enumerate() {
+        for (number, (column, end)) in self.columns.iter().zip(&*ends).enumerate() {
             scan::read_cell(&cells[start..*end], &column.kind, number, record).map_err(|message| Problem {
                 message: format!("column \"{}\" {message}", column.name),
                 hint: "correct the cell, or skip bad lines with `on_error = \"skip\"`",

@@ -6,7 +6,7 @@
 mod columns;
 
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
+use crate::files::{Contents, DataFile, forget_last_read, last_read};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::guard::guarded;
 use crate::record::{Record, RecordColumn};
@@ -50,7 +50,7 @@ impl Storage for Bytes {
     fn read_range(&self, offset: u64, len: usize) -> hdf5_reader::error::Result<StorageBuffer> {
         let mut bytes = Vec::new();
         let read = self.0.read_into(offset, len as u64, &mut bytes);
-        read.map_err(|error| hdf5_reader::error::Error::InvalidData(format!("byte {offset}: {}", error.message)))?;
+        read.map_err(|error| hdf5_reader::error::Error::InvalidData(error.message))?;
         Ok(StorageBuffer::from_vec(bytes))
     }
 }
@@ -122,7 +122,9 @@ impl OpenFile {
             .with_max_chunk_bytes(READ_BYTES_MAX)
             .with_max_read_bytes(READ_BYTES_MAX);
         let file = Hdf5File::from_storage_with_options(Arc::new(Bytes(contents)), options);
-        let file = file.map_err(|error| failed(&path, "it cannot be read", error))?;
+        // Nothing is read of a file that is too short to begin with its magic bytes.
+        let begin = || last_read().unwrap_or(0);
+        let file = file.map_err(|error| failed(&path, "it cannot be read", error).at(begin()))?;
         let mut found = datasets(&file, group, &path)?;
         if !named.is_empty() {
             found = choose(found, named, &path)?;
@@ -157,8 +159,12 @@ impl OpenFile {
     ) -> Result<(), ReadError> {
         guarded(&self.path, || {
             let read = |column: &DatasetColumn| {
-                let values = column.read(start, end);
-                values.map_err(|error| failed(&self.path, &format!("dataset \"{}\"", column.name), error))
+                forget_last_read();
+                column.read(start, end).map_err(|error| {
+                    // An error before anything is read is one of the dataset's header.
+                    let at = last_read().unwrap_or(column.dataset.address());
+                    failed(&self.path, &format!("dataset \"{}\"", column.name), error).at(at)
+                })
             };
             let values = self.columns.iter().map(read).collect::<Result<Vec<Values>, _>>()?;
             for row in 0..(end - start) as usize {

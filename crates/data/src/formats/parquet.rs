@@ -13,7 +13,7 @@ mod thrift;
 mod values;
 
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
+use crate::files::{Contents, DataFile, last_read};
 use crate::format::{Format, OpenedFiles, Reader};
 use crate::guard::guarded;
 use crate::record::{Record, RecordColumn, UnreadColumn};
@@ -151,6 +151,8 @@ impl Footer {
 struct ParquetFile {
     chunks: Chunks,
     metadata: Arc<ParquetMetaData>,
+    /// Where the metadata are.
+    footer: u64,
     schema: Schema,
     /// Of each column of the schema, if it can be read.
     paths: Vec<Option<ColumnPath>>,
@@ -166,7 +168,7 @@ impl ParquetFile {
         thrift::check_schema(&footer.bytes).map_err(|error| failed(&error))?;
         let metadata = ParquetMetaDataReader::decode_metadata(&footer.bytes).map_err(|error| failed(&error))?;
         let (schema, paths) = schema::schema(metadata.file_metadata());
-        Ok(Self { chunks, metadata: Arc::new(metadata), schema, paths })
+        Ok(Self { chunks, metadata: Arc::new(metadata), footer: footer.offset, schema, paths })
     }
 
     fn path(&self) -> &Path {
@@ -178,7 +180,10 @@ impl ParquetFile {
         let groups = self.metadata.row_groups().iter();
         let rows = groups.map(|group| {
             let rows = usize::try_from(group.num_rows()).ok();
-            rows.ok_or_else(|| decode_error(self.path(), "a row group cannot be read", "it has a negative size"))
+            rows.ok_or_else(|| {
+                let error = decode_error(self.path(), "a row group cannot be read", "it has a negative size");
+                error.at(self.footer)
+            })
         });
         rows.collect()
     }
@@ -205,7 +210,9 @@ impl ParquetFile {
     }
 
     fn group_error(&self, group: usize, error: &dyn std::fmt::Display) -> ReadError {
-        decode_error(self.path(), &format!("row group {group} cannot be decoded"), error)
+        // What is wrong before a page is read is wrong in the metadata.
+        let at = last_read().unwrap_or(self.footer);
+        decode_error(self.path(), &format!("row group {group} cannot be decoded"), error).at(at)
     }
 
     /// Hands the batches of a row group to `each`, with the columns that are read only; stops when it says so.
@@ -278,6 +285,10 @@ fn push_block(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out:
 impl Decode for Groups {
     fn path(&self, unit: usize) -> &Path {
         self.files[self.units[unit].0].path()
+    }
+
+    fn described_at(&self, unit: usize) -> Option<u64> {
+        Some(self.files[self.units[unit].0].footer)
     }
 
     fn decode(&self, unit: usize, out: &mut Rows) -> Result<(), ReadError> {

@@ -11,8 +11,8 @@ use crate::index_file::IndexPlace;
 use crate::record::{Record, RecordColumn};
 use crate::shards::{self, Headers, Shards};
 use crate::stream::StreamKind;
+use crate::unpack::Unpacked;
 use columns::{Feature, Values};
-use flate2::read::ZlibDecoder;
 use kolo_base::masked_crc32c;
 use kolo_graph::settings::Settings;
 use std::cell::RefCell;
@@ -137,11 +137,13 @@ fn unpack(file: &DataFile, settings: &Settings) -> Result<(Contents, bool), Open
     let most = settings.count("unpacked_max", crate::files::UNPACKED_BYTES_MAX as usize, 1)? as u64;
     let failed = |error: io::Error| ReadError::io(&file.path, &error);
     let mut target = tempfile::tempfile().map_err(failed)?;
-    let unpacked = ZlibDecoder::new(io::BufReader::new(file.open()?));
-    let bytes = io::copy(&mut unpacked.take(most + 1), &mut target).map_err(failed)?;
+    let bytes = io::copy(&mut Unpacked::zlib(file.open()?).take(most + 1), &mut target).map_err(failed)?;
     if bytes > most {
         let hint = "check the file, or raise `data.unpacked_max`";
-        return Err(ReadError::new(format!("it unpacks to more than {most} bytes"), hint).in_file(&file.path).into());
+        return Err(ReadError::new(format!("it unpacks to more than {most} bytes"), hint)
+            .in_file(&file.path)
+            .at(most)
+            .into());
     }
     Ok((Contents::made(&file.path, target)?, true))
 }

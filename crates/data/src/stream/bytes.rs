@@ -3,6 +3,7 @@
 use super::STANDARD_INPUT;
 use crate::error::ReadError;
 use crate::files::{DataFile, damaged};
+use crate::unpack::{MAGIC_BYTES, Packing, Unpacked};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -12,8 +13,6 @@ use std::sync::Arc;
 
 /// What is read at once.
 const BLOCK_BYTES: usize = 256 << 10;
-const GZIP: &[u8] = &[0x1f, 0x8b];
-const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
 /// Bytes front to back. It knows where it is.
 pub struct ByteStream {
@@ -44,7 +43,7 @@ impl ByteStream {
         let opened = contents.file().try_clone().map_err(failed)?;
         let mut start = BufReader::with_capacity(BLOCK_BYTES, opened);
         let magic = start.fill_buf().map_err(failed)?;
-        if is_packed(magic) {
+        if Packing::of(magic) != Packing::None {
             return Self::of_reader(&file.path, Box::new(start));
         }
         Ok(Self { path: file.path.clone().into(), inner: Inner::File(start), offset: 0, end: Some(file.bytes) })
@@ -64,14 +63,12 @@ impl ByteStream {
     pub fn of_reader(path: &Path, mut reader: Box<dyn Read + Send>) -> Result<Self, ReadError> {
         let failed = |error: io::Error| ReadError::io(path, &error);
         let mut magic = Vec::new();
-        reader.by_ref().take(ZSTD.len() as u64).read_to_end(&mut magic).map_err(failed)?;
+        reader.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut magic).map_err(failed)?;
         let whole = Cursor::new(magic.clone()).chain(reader);
-        let unpacked: Box<dyn Read + Send> = if magic.starts_with(GZIP) {
-            Box::new(flate2::read::MultiGzDecoder::new(BufReader::with_capacity(BLOCK_BYTES, whole)))
-        } else if magic == ZSTD {
-            Box::new(zstd::stream::read::Decoder::new(whole).map_err(failed)?)
-        } else {
-            Box::new(whole)
+        let unpacked: Box<dyn Read + Send> = match Packing::of(&magic) {
+            Packing::Gzip => Box::new(Unpacked::gzip(whole)),
+            Packing::Zstd => Box::new(Unpacked::zstd(whole).map_err(failed)?),
+            Packing::None => Box::new(whole),
         };
         let inner = Inner::Other(BufReader::with_capacity(BLOCK_BYTES, unpacked));
         Ok(Self { path: path.into(), inner, offset: 0, end: None })
@@ -145,10 +142,6 @@ impl ByteStream {
         let end = self.end.unwrap_or(self.offset);
         damaged(&self.path, offset, format!("{len} bytes are expected here, but the data end at byte {end}"))
     }
-}
-
-fn is_packed(magic: &[u8]) -> bool {
-    magic.starts_with(GZIP) || magic.starts_with(ZSTD)
 }
 
 impl Read for ByteStream {

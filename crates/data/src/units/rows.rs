@@ -12,8 +12,10 @@ const BYTES: u8 = 1;
 const TEXT: u8 = 2;
 const REALS: u8 = 3;
 const INTS: u8 = 4;
-/// Starts a row that is an error; nothing but its message follows.
+/// Starts a row that is an error; nothing but its offset and its message follow.
 const BROKEN: u8 = 5;
+/// The offset of an error that has none.
+const NOWHERE: u64 = u64::MAX;
 
 /// Numbers of one value of this column.
 pub(crate) fn elements(kind: &RecordKind) -> usize {
@@ -68,8 +70,10 @@ pub(crate) fn push_numbers(columns: &[NumberColumn], row: usize, out: &mut Vec<u
     }
 }
 
-pub(crate) fn push_broken(message: &str, out: &mut Vec<u8>) {
+/// Appends a row that could not be understood, with the byte near which it stands, if that is known.
+pub(crate) fn push_broken(message: &str, offset: Option<u64>, out: &mut Vec<u8>) {
     out.push(BROKEN);
+    out.extend_from_slice(&offset.unwrap_or(NOWHERE).to_le_bytes());
     out.extend_from_slice(message.as_bytes());
 }
 
@@ -81,9 +85,12 @@ fn sized(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
 
 /// Reads a row that [`push`] made. The bytes are our own, yet they come from a disk: an error, never a panic.
 pub(crate) fn pull(row: &[u8], columns: &[RecordColumn], record: &mut Record) -> Result<(), ReadError> {
-    if let [BROKEN, message @ ..] = row {
+    if let [BROKEN, broken @ ..] = row
+        && let Some((offset, message)) = broken.split_first_chunk()
+    {
         let hint = "choose other columns with `data.inputs`, or write `on_error = \"skip\"`";
-        return Err(ReadError::new(String::from_utf8_lossy(message), hint));
+        let offset = Some(u64::from_le_bytes(*offset)).filter(|offset| *offset != NOWHERE);
+        return Err(ReadError { offset, ..ReadError::new(String::from_utf8_lossy(message), hint) });
     }
     let mut row = ByteReader::new(row);
     for (at, column) in columns.iter().enumerate() {
@@ -168,7 +175,8 @@ mod tests {
     #[test]
     fn a_broken_row_gives_its_own_error() {
         let mut bytes = Vec::new();
-        push_broken("a list of 3", &mut bytes);
-        assert_eq!(pull(&bytes, &columns(), &mut Record::new()).unwrap_err().message, "a list of 3");
+        push_broken("a list of 3", Some(480), &mut bytes);
+        let error = pull(&bytes, &columns(), &mut Record::new()).unwrap_err();
+        assert_eq!((&error.message[..], error.offset), ("a list of 3", Some(480)));
     }
 }

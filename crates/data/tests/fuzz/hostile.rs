@@ -256,6 +256,11 @@ fn schemas() -> Vec<Hostile> {
     // The number of fields as 64 bits: the parquet crate reads it all the same.
     let long = Thrift::default().int(3, 0).text(4, "g").long(5, MAX).end();
     vec![
+        parquet_of(
+            "negative.parquet",
+            "a row group cannot be read: it has a negative size",
+            parquet(-1, &[Column::new(INT32, 1, 4)], &page(4, 1, PLAIN, &[0; 4])),
+        ),
         parquet_of("deep.parquet", "byte 4: its footer cannot be read: its schema is too deep", deep(300)),
         parquet_of("children.parquet", "byte 4: its footer cannot be read: a group of its schema claims", children),
         parquet_of(

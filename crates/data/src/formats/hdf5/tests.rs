@@ -102,13 +102,13 @@ fn the_layout_of_pixels_can_be_said() {
 }
 
 #[test]
-fn a_file_that_is_cut_names_itself() {
+fn a_file_that_is_cut_names_itself_and_a_byte() {
     let bytes = std::fs::read(path("groups.h5")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let cut = dir.path().join("cut.h5");
     for end in [0, 7, 8, 96, 500] {
         std::fs::write(&cut, &bytes[..end]).unwrap();
         let error = open(&[DataFile::at(&cut).unwrap()], &settings(&[("group", text("train"))])).unwrap_err();
-        assert!(error.to_string().contains("cut.h5"), "{end}: {error}");
+        assert!(error.to_string().contains("cut.h5, byte "), "{end}: {error}");
     }
 }

@@ -51,6 +51,17 @@ fn bad_lines_are_errors_of_their_own() {
 }
 
 #[test]
+fn errors_in_packed_files_say_what_their_bytes_count() {
+    let bytes = zstd::bulk::compress(b"{\"x\": 1}\n{\"x\": 1}}\n", 1).unwrap();
+    let (_dir, reader) = open_bytes(&FORMAT, &bytes, &[]);
+    let error = reader.unwrap().read(1, &mut Record::new()).unwrap_err().to_string();
+    assert!(error.contains("file.jsonl, byte 17 of what it unpacks to: line 2: it is not JSON"), "{error}");
+    let error = read_error(open_bytes(&FORMAT, &bytes[..bytes.len() - 1], &[]).1).to_string();
+    let cut = format!("file.jsonl: its zstd data end too early, at byte {} of the packed file", bytes.len() - 1);
+    assert!(error.contains(&cut) && error.contains("the file is truncated"), "{error}");
+}
+
+#[test]
 fn a_key_with_text_and_numbers_is_text_and_says_why() {
     let (_dir, reader) = open_bytes(&FORMAT, b"{\"a\": 1}\n{\"a\": \"one\"}\n{\"a\": 1.5}\n", &[]);
     let reader = reader.unwrap();
