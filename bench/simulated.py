@@ -85,12 +85,12 @@ def compare_times(args, job, layouts, cluster, folder):
     run(args, "bench", "device", "-n", args.workers, "--threads", args.threads, "--write", device)
     own = ["-n", args.workers, "--threads", args.threads]
     first = flags([*layouts[0][1], f"train.steps={args.steps}"])
-    run(args, "train", job, *own, "--quiet", "--no-out", "--report", report, *first)
+    run(args, "train", job, "--device", "cpu", *own, "--quiet", "--no-out", "--report", report, *first)
     run(args, "plan", "--calibrate", report, "--entry", calibrated)
     measured = defaultdict(list)
     for number in range(args.rounds):
         for name, keys in layouts:
-            run(args, "bench", "train", job, *own, "--steps", args.steps, "--report", report, *flags(keys))
+            run(args, "bench", "train", job, "--device", "cpu", *own, "--steps", args.steps, "--report", report, *flags(keys))
             measured[name].append(json.loads(report.read_text())["step_ms"]["median"])
         print(f"round {number + 1} of {args.rounds} done", file=sys.stderr, flush=True)
     rows = []
@@ -230,7 +230,7 @@ def compare_order(args, job, keys, cluster, folder):
     """What the first rank that differs does otherwise than simulated, or how much is equal."""
     real, simulated = folder / "real.json", folder / "simulated.json"
     steps = ["--threads", 1, "--quiet", "--no-out", "--set", "train.steps=3", "--trace-steps", "1..2"]
-    run(args, "train", job, "-n", args.workers, *steps, "--trace", real, *flags(keys))
+    run(args, "train", job, "--device", "cpu", "-n", args.workers, *steps, "--trace", real, *flags(keys))
     run(args, "simulate", job, "--cluster", cluster, "-n", args.workers, "--trace", simulated, *flags(keys))
     tensor, pipeline, chunks = (value_of(keys, name) for name in ("tensor", "pipeline", "chunks"))
     roles = {role: simulated_order(spans) for role, spans in spans_of(simulated).items()}
