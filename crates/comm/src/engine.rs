@@ -33,6 +33,8 @@ struct EngineState {
 struct Queue {
     waiting: VecDeque<(Request, Fingerprint)>,
     pushed: u64,
+    /// The thread has started.
+    has_begun: bool,
     /// A call that was taken from the queue is not done yet.
     is_running: bool,
     fault: Option<Fault>,
@@ -45,7 +47,7 @@ const SPINS: u32 = 2000;
 impl Engine {
     pub fn new(shared: Arc<CommunicatorState>) -> Self {
         let waiting = VecDeque::with_capacity(64);
-        let queue = Queue { waiting, pushed: 0, is_running: false, fault: None, closed: false };
+        let queue = Queue { waiting, pushed: 0, has_begun: false, is_running: false, fault: None, closed: false };
         let state = Arc::new(EngineState {
             shared,
             queue: Mutex::new(queue),
@@ -55,6 +57,13 @@ impl Engine {
         });
         let theirs = Arc::clone(&state);
         let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve());
+        if thread.is_ok() {
+            // A thread that starts allocates, and steps do not.
+            let mut queue = lock(&state.queue);
+            while !queue.has_begun {
+                queue = wait(&state.finished, queue);
+            }
+        }
         Self { state, thread: thread.ok() }
     }
 
@@ -114,6 +123,8 @@ impl Engine {
 impl EngineState {
     fn serve(&self) {
         let mut queue = lock(&self.queue);
+        queue.has_begun = true;
+        self.finished.notify_all();
         while !queue.closed {
             queue = match queue.waiting.is_empty() || queue.is_running {
                 true => wait(&self.work, queue),
