@@ -4,7 +4,7 @@ use super::restore::{DATA, DataRecord};
 use super::{CheckpointDir, SavingRule, TrainerRecord, share};
 use crate::error::Error;
 use crate::job::Job;
-use crate::together;
+use crate::{machine, together};
 use kolo_base::{lock, wait};
 use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary};
 use kolo_comm::Communicator;
@@ -376,6 +376,8 @@ impl Shard {
         // SAFETY: the trainer passes the gate before it lets anything change the store.
         unsafe { copier.copy(&mut buffer) };
         gate.open();
+        // Nobody waits for the rest.
+        machine::lower_priority();
         let here = copier.split(&buffer).map(|(entry, bytes)| piece(entry, bytes));
         let written = self.write(&mut here.chain(elsewhere.iter().map(saved_piece)));
         (buffer, written)
