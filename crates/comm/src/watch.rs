@@ -183,7 +183,12 @@ impl Watch {
 
     pub fn activity(&self) -> Activity {
         let mut bytes = [0; FINGERPRINT_BYTES];
+        let mut tries = 0..READS;
         let call = loop {
+            // A writer may be halted between its stores; signs of life do not wait for it.
+            if tries.next().is_none() {
+                break None;
+            }
             let before = self.version.load(Ordering::Acquire);
             for (slot, word) in self.call.iter().zip(bytes.chunks_exact_mut(8)) {
                 word.copy_from_slice(&slot.load(Ordering::Relaxed).to_le_bytes());
@@ -228,6 +233,8 @@ pub enum Pause {
 /// Turns spun before yielding. Short, as there may be more ranks than cores.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 50;
+/// Times that the call in progress is read anew because it changed meanwhile.
+const READS: u32 = 1000;
 /// How often a sleeper looks up.
 const LOOK_UP: Duration = Duration::from_micros(500);
 

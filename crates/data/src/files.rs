@@ -131,11 +131,13 @@ thread_local! {
 }
 
 /// Where this thread read contents last: what a decoder that does not say where it failed was working on.
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
 pub(crate) fn last_read() -> Option<u64> {
     LAST_READ.get()
 }
 
 /// What is read from here on has nothing to do with what was read before.
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
 pub(crate) fn forget_last_read() {
     LAST_READ.set(None);
 }

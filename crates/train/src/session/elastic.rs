@@ -121,7 +121,10 @@ impl Elastic {
             Choice::Missing { step, tensor, element } => {
                 let lost = lost_together(step, &tensor, element);
                 run.observer.note(&format!("note: {}", lost.to_string().lines().next().unwrap_or_default()));
+                // A first rank that was lost may have been about to write rows again that it had removed.
+                let known = hand_on(&world, carried.as_ref().and_then(|carried| carried.progress.first()))?;
                 run.go_back_to_checkpoint()?.then_some(()).ok_or(lost)?;
+                run.know_rows(known);
             }
             Choice::After(step) => {
                 let mine: Vec<&Part> = of_step(held, step).collect();
@@ -137,7 +140,11 @@ impl Elastic {
         }
         // Nobody forgets what it has before all have it, and copies of it.
         run.trainer.secure_copies()?;
-        world.barrier()?;
+        if let Err(fault) = world.barrier() {
+            // Others may have passed it, and have forgotten what they had.
+            keep_beside(&mut carried, run);
+            return Err(fault.into());
+        }
         if let Some(Carried { last, times, data_waits, begin, .. }) = carried.take() {
             (run.last, run.times, run.ties.data_waits, run.begin) = (last, times, data_waits, begin);
         }
@@ -200,6 +207,19 @@ impl Elastic {
             lock(&self.on_resume)(step);
         }
         Ok(())
+    }
+}
+
+/// Keeps the state of a generation that is over before it began beside what is carried, if that is still needed.
+fn keep_beside(carried: &mut Option<Carried>, run: &mut Run<'_>) {
+    let held = run.trainer.held();
+    match carried.as_mut().filter(|carried| !carried.relieved) {
+        Some(carried) => carried.held.extend(held),
+        None => {
+            let (last, times, begin) = (run.last.clone(), run.times.clone(), run.begin);
+            let (progress, data_waits) = (run.all_progress(), run.ties.data_waits.clone());
+            *carried = Some(Carried { progress, held, relieved: false, last, times, data_waits, begin });
+        }
     }
 }
 

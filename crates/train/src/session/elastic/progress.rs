@@ -158,6 +158,13 @@ impl Run<'_> {
         self.rows = Progress { rows: progress.rows, ..Progress::default() };
     }
 
+    /// Takes over the rows of the metrics that another rank knows, up to where this run stands.
+    pub(super) fn know_rows(&mut self, known: Progress) {
+        let next = self.trainer.next_step() + usize::from(!self.pending);
+        let rows = known.rows.into_iter().filter(|row| row.step < next).collect();
+        self.rows = Progress { rows, ..Progress::default() };
+    }
+
     /// The first rank of a later generation writes on where the one before was.
     pub(super) fn reopen_record(&mut self) -> Result<(), Error> {
         // What follows the last step, if it is still to be done, is written with its number.
