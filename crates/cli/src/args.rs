@@ -594,7 +594,7 @@ pub struct BenchComm {
     /// Each worker rewrites its buffer before every call, outside the measured time, as a trainer does
     #[arg(long)]
     pub fresh: bool,
-    /// Each call runs on the communicator's own thread, beside the one that waits for it, as a trainer's do
+    /// Each call is started and then waited for, as a trainer does: queueing it counts, too
     #[arg(long)]
     pub started: bool,
     /// Write the rows (JSON) to this file

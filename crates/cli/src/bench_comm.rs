@@ -109,7 +109,7 @@ fn measure(
             let gpu = device::own_gpu().map_err(|failure| Fault::BadCall(failure.message().into()))?;
             return bench_nccl::sweep(&world, gpu, kinds, sizes, args.iterations);
         }
-        // A cluster file is about steps: exchanges run beside the threads that compute, in groups of fewer ranks, too.
+        // A cluster file is about steps: exchanges are started, on buffers just written, in groups of fewer ranks, too.
         let (started, fresh) = (args.started || args.write.is_some(), args.fresh || args.write.is_some());
         let method = Method { iterations: args.iterations, private: args.private, fresh, started };
         for ranks in group_sizes(world.size(), args.write.is_some()) {

@@ -66,7 +66,7 @@ pub struct Method {
     pub private: bool,
     /// Each rank writes its buffer anew before every call, outside the measured time.
     pub fresh: bool,
-    /// Each call runs on the communicator's own thread, and is waited for: a trainer computes on the others.
+    /// Each call is started and then waited for, as a trainer does, instead of called.
     pub started: bool,
 }
 

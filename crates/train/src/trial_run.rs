@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub const TIME_LIMIT: Duration = Duration::from_millis(1500);
 /// Calls of each exchange.
 const EXCHANGES: usize = 16;
-/// An exchange as a step makes it: of what was just written, while the ranks' own threads wait.
+/// An exchange as a step makes it: of what was just written, started and then waited for.
 const AS_IN_STEPS: Method = Method { iterations: EXCHANGES, private: false, fresh: true, started: true };
 
 /// Who will run the step.

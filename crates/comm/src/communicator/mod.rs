@@ -292,7 +292,8 @@ impl Communicator {
         unsafe { self.shared.run(request, fingerprint) }
     }
 
-    /// Starts a call on the communicator's own thread; calls run in the order in which they were started.
+    /// Starts a call, which the communicator's own thread runs, or whoever waits for it first; calls run in the order in which they were
+    /// started.
     ///
     /// # Safety
     /// The request's pointers are valid for its bytes, and nobody else uses them until `wait` on the ticket returns.
