@@ -1,9 +1,9 @@
 //! How a classifier did, class by class: counts, which add up over batches and workers without rounding.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How often which class was taken for which.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confusion {
     classes: usize,
     /// Row by row: the row is the true class, the column the prediction.

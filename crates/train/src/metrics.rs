@@ -2,20 +2,24 @@
 //!
 //! Every line reaches the operating system before `write` returns, so a killed run keeps all it measured.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
+use std::ops::Range;
 use std::path::Path;
 
 /// An open `metrics.jsonl`.
 #[derive(Debug)]
 pub struct MetricsFile {
     file: File,
+    /// Rows that the file has of the last steps, by step: they are not written again.
+    there: BTreeMap<u64, usize>,
 }
 
 impl MetricsFile {
     /// Starts a new file, replacing an old one.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: File::create(path)? })
+        Ok(Self { file: File::create(path)?, there: BTreeMap::new() })
     }
 
     /// Goes on with a file: rows of later steps than `step`, which will be made again, are dropped, and so is a torn line.
@@ -31,28 +35,35 @@ impl MetricsFile {
         let draft = path.with_extension("jsonl.new");
         std::fs::write(&draft, kept)?;
         std::fs::rename(&draft, path)?;
-        Ok(Self { file: File::options().append(true).open(path)? })
+        Ok(Self { file: File::options().append(true).open(path)?, there: BTreeMap::new() })
     }
 
-    /// Takes up a file where it is, or starts one: what was written of `step` and later steps goes, whole lines or not.
-    pub fn reopen(path: &Path, step: u64) -> io::Result<Self> {
+    /// Takes up a file where it is, or starts one. What was written of the end of `steps` and later steps goes, whole lines or
+    /// not. The caller writes rows of `steps` once more; those that are there stay as they are.
+    pub fn reopen(path: &Path, steps: Range<u64>) -> io::Result<Self> {
         let file = File::options().read(true).append(true).create(true).open(path)?;
         let (mut lines, mut line, mut kept) = (BufReader::new(&file), Vec::new(), 0);
+        let mut there = BTreeMap::new();
         while lines.read_until(b'\n', &mut line)? > 0 {
             let parsed: Option<serde_json::Value> = serde_json::from_slice(&line).ok();
             let of = parsed.and_then(|row| row["step"].as_u64()).filter(|_| line.ends_with(b"\n"));
-            if of.is_none_or(|of| of >= step) {
-                break;
+            let Some(of) = of.filter(|of| *of < steps.end) else { break };
+            if of >= steps.start {
+                *there.entry(of).or_default() += 1;
             }
             kept += line.len() as u64;
             line.clear();
         }
         file.set_len(kept)?;
-        Ok(Self { file })
+        Ok(Self { file, there })
     }
 
-    /// Appends a line. JSON has no NaN and no infinity: they are written as null.
+    /// Appends a line, unless it is there. JSON has no NaN and no infinity: they are written as null.
     pub fn write(&mut self, step: u64, epoch: u64, values: &[(&str, f64)]) -> io::Result<()> {
+        if let Some(rows) = self.there.get_mut(&step).filter(|rows| **rows > 0) {
+            *rows -= 1;
+            return Ok(());
+        }
         self.file.write_all(line(step, epoch, values)?.as_bytes())
     }
 }
@@ -88,16 +99,37 @@ mod tests {
     fn a_reopened_file_goes_on_before_a_step() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut file = MetricsFile::reopen(&path, 0).unwrap();
+        let mut file = MetricsFile::reopen(&path, 0..0).unwrap();
         (1..5).for_each(|step| file.write(step, 1, &[("loss", 0.5)]).unwrap());
         // The process was killed in the midst of a line.
         file.file.write_all(b"{\"step\":5,\"ep").unwrap();
-        let mut file = MetricsFile::reopen(&path, 7).unwrap();
+        let mut file = MetricsFile::reopen(&path, 7..7).unwrap();
         file.write(5, 1, &[]).unwrap();
-        let mut file = MetricsFile::reopen(&path, 3).unwrap();
+        let mut file = MetricsFile::reopen(&path, 3..3).unwrap();
         file.write(3, 2, &[]).unwrap();
         let steps: Vec<String> = std::fs::read_to_string(&path).unwrap().lines().map(|line| line[..9].into()).collect();
         assert_eq!(steps, ["{\"step\":1", "{\"step\":2", "{\"step\":3"]);
+    }
+
+    /// Whoever is killed between two of these rows has lost none that was there.
+    #[test]
+    fn rows_that_a_reopened_file_has_are_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(&path).unwrap();
+        for step in [1, 2, 2, 3, 5] {
+            file.write(step, 1, &[("loss", 0.5)]).unwrap();
+        }
+        let steps = || {
+            let text = std::fs::read_to_string(&path).unwrap();
+            text.lines().map(|line| line[8..9].to_string()).collect::<String>()
+        };
+        let mut file = MetricsFile::reopen(&path, 2..5).unwrap();
+        assert_eq!(steps(), "1223");
+        for (step, then) in [(2, "1223"), (2, "1223"), (3, "1223"), (3, "12233"), (4, "122334"), (5, "1223345")] {
+            file.write(step, 1, &[("loss", 0.25)]).unwrap();
+            assert_eq!(steps(), then);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::events::EventWriter;
 use crate::metrics::MetricsFile;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Where a run's files go.
@@ -62,11 +63,12 @@ impl Record {
         Ok(record)
     }
 
-    /// Takes up the files of a run that another process has written so far; rows of `step` and later are written anew.
-    pub fn reopen(out: Option<&OutDir>, step: u64, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
+    /// Takes up the files of a run that another process has written so far. The caller writes rows of these steps again, as
+    /// some may be missing; later ones go.
+    pub fn reopen(out: Option<&OutDir>, steps: Range<u64>, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
         let Some(OutDir { path, required, .. }) = out else { return Ok(Self::none()) };
         let mut record = Self { required: *required, ..Self::none() };
-        let outcome = Files::reopen(path, step).map(|files| record.files = Some(files));
+        let outcome = Files::reopen(path, steps).map(|files| record.files = Some(files));
         record.settle(outcome, note)?;
         Ok(record)
     }
@@ -124,12 +126,12 @@ impl Files {
         })
     }
 
-    fn reopen(dir: &Path, step: u64) -> Result<Self, Error> {
+    fn reopen(dir: &Path, steps: Range<u64>) -> Result<Self, Error> {
         let failed = |error: std::io::Error| write_error(dir, &error);
         std::fs::create_dir_all(dir).map_err(failed)?;
         Ok(Self {
             dir: dir.into(),
-            metrics: MetricsFile::reopen(&dir.join("metrics.jsonl"), step).map_err(failed)?,
+            metrics: MetricsFile::reopen(&dir.join("metrics.jsonl"), steps).map_err(failed)?,
             events: EventWriter::create(dir).map_err(failed)?,
         })
     }

@@ -248,6 +248,8 @@ struct Run<'r> {
     loss_count: usize,
     mean_loss: f64,
     last: Option<Evaluation>,
+    /// The step after which it was made.
+    evaluated_after: usize,
     history: Vec<EpochRow>,
     saver: Option<Saver>,
     /// Whether a state that cannot be saved fails the run.
@@ -315,6 +317,7 @@ impl<'r> Run<'r> {
             loss_count: 0,
             mean_loss: f64::NAN,
             last: None,
+            evaluated_after: 0,
             history: Vec::new(),
             saver,
             must_save: dir.is_some_and(|dir| dir.required),
@@ -422,7 +425,7 @@ impl<'r> Run<'r> {
         if self.last.is_none() {
             self.ties.last_weights(&mut self.trainer)?;
             if self.ties.links.is_none() || self.options.group.is_rank_zero() {
-                self.last = self.trainer.evaluate()?;
+                (self.last, self.evaluated_after) = (self.trainer.evaluate()?, self.trainer.next_step());
             }
         }
         Ok(())
@@ -507,7 +510,9 @@ impl<'r> Run<'r> {
         if !interrupted || self.saver.is_none() {
             self.write_row(step, epoch, &values)?;
         }
-        self.last = made.or(self.last.take());
+        if made.is_some() {
+            (self.last, self.evaluated_after) = (made, step);
+        }
         Ok(interrupted)
     }
 
@@ -559,8 +564,7 @@ impl<'r> Run<'r> {
     /// Whether the last evaluation was made after this step and is the best so far. All ranks see the same.
     fn improved(&mut self) -> bool {
         let Some(metric) = &self.job.saving.best else { return false };
-        let step = self.trainer.next_step();
-        let fresh = step.is_multiple_of(self.job.steps_per_epoch) && self.job.split.held_out_len() > 0;
+        let fresh = self.evaluated_after == self.trainer.next_step();
         let value = self.last.as_ref().filter(|_| fresh).and_then(|evaluation| evaluation.get(&metric.name));
         match value {
             Some(value) if self.job.saving.improves(value, self.best) => {

@@ -154,6 +154,16 @@ impl Saver {
         self.saved_step
     }
 
+    /// When the last save began, by which the next one is due.
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// The clock of an earlier saver of the same run goes on.
+    pub fn began_at(&mut self, began: Instant) {
+        self.began = began;
+    }
+
     /// The state after this step is saved already.
     pub fn has(&mut self, step: usize) {
         self.saved_step = Some(step);

@@ -10,13 +10,13 @@
 mod progress;
 
 use super::{Run, RunOptions};
-use crate::checkpoint::{self, CheckpointDir};
+use crate::checkpoint::{self, CheckpointDir, Saver};
 use crate::error::Error;
 use crate::parts::{self, Choice, Holding, Offer, Part};
 use crate::quantiles::Quantiles;
 use crate::report::GenerationRow;
 use crate::together;
-use crate::trainer::{Evaluation, Trainer};
+use crate::trainer::Trainer;
 use kolo_base::lock;
 use kolo_comm::{Communicator, Fault};
 pub(super) use progress::{Mark, Progress};
@@ -58,10 +58,11 @@ struct Carried {
     held: Vec<Holding>,
     /// Others have taken over what it held: the job can do without it.
     relieved: bool,
-    last: Option<Evaluation>,
     times: Quantiles,
     data_waits: Quantiles,
     begin: Instant,
+    /// When the last save began.
+    saved: Option<Instant>,
 }
 
 impl std::fmt::Debug for Elastic {
@@ -101,10 +102,10 @@ impl Elastic {
     pub(super) fn keep(&self, mut run: Run<'_>, finished: bool) -> Trainer {
         let held = if finished { Vec::new() } else { run.trainer.held() };
         let progress = run.all_progress();
-        let Run { last, times, begin, ties, trainer, .. } = run;
-        let data_waits = ties.data_waits;
+        let Run { times, begin, ties, trainer, saver, .. } = run;
+        let (data_waits, saved) = (ties.data_waits, saver.as_ref().map(Saver::began));
         let relieved = false;
-        *lock(&self.carried) = Some(Carried { progress, held, relieved, last, times, data_waits, begin });
+        *lock(&self.carried) = Some(Carried { progress, held, relieved, times, data_waits, begin, saved });
         trainer
     }
 
@@ -121,10 +122,8 @@ impl Elastic {
             Choice::Missing { step, tensor, element } => {
                 let lost = lost_together(step, &tensor, element);
                 run.observer.note(&format!("note: {}", lost.to_string().lines().next().unwrap_or_default()));
-                // A first rank that was lost may have been about to write rows again that it had removed.
-                let known = hand_on(&world, carried.as_ref().and_then(|carried| carried.progress.first()))?;
                 run.go_back_to_checkpoint()?.then_some(()).ok_or(lost)?;
-                run.know_rows(known);
+                run.generations = gather_generations(&world, carried.as_ref())?;
             }
             Choice::After(step) => {
                 let mine: Vec<&Part> = of_step(held, step).collect();
@@ -136,6 +135,7 @@ impl Elastic {
                 let progress = hand_on(&world, known.into_iter().find(|progress| progress.is_after(step)))?;
                 run.trainer.go_on_before(step);
                 run.take_up(progress);
+                run.generations = gather_generations(&world, carried.as_ref())?;
             }
         }
         // Nobody forgets what it has before all have it, and copies of it.
@@ -145,8 +145,9 @@ impl Elastic {
             keep_beside(&mut carried, run);
             return Err(fault.into());
         }
-        if let Some(Carried { last, times, data_waits, begin, .. }) = carried.take() {
-            (run.last, run.times, run.ties.data_waits, run.begin) = (last, times, data_waits, begin);
+        if let Some(Carried { times, data_waits, begin, saved, .. }) = carried.take() {
+            (run.times, run.ties.data_waits, run.begin) = (times, data_waits, begin);
+            run.saver.as_mut().zip(saved).into_iter().for_each(|(saver, saved)| saver.began_at(saved));
         }
         Ok(())
     }
@@ -216,9 +217,10 @@ fn keep_beside(carried: &mut Option<Carried>, run: &mut Run<'_>) {
     match carried.as_mut().filter(|carried| !carried.relieved) {
         Some(carried) => carried.held.extend(held),
         None => {
-            let (last, times, begin) = (run.last.clone(), run.times.clone(), run.begin);
+            let (times, begin) = (run.times.clone(), run.begin);
             let (progress, data_waits) = (run.all_progress(), run.ties.data_waits.clone());
-            *carried = Some(Carried { progress, held, relieved: false, last, times, data_waits, begin });
+            let saved = run.saver.as_ref().map(Saver::began);
+            *carried = Some(Carried { progress, held, relieved: false, times, data_waits, begin, saved });
         }
     }
 }
@@ -257,6 +259,20 @@ fn hand_on(world: &Communicator, own: Option<&Progress>) -> Result<Progress, Err
     bytes.resize(length[0] as usize, 0);
     world.broadcast(&mut bytes, source)?;
     serde_json::from_slice(&bytes).map_err(failed)
+}
+
+/// The generations so far, of the rank that knows most of them: a spare was not part of all.
+fn gather_generations(world: &Communicator, carried: Option<&Carried>) -> Result<Vec<GenerationRow>, Error> {
+    let own = carried.and_then(|carried| carried.progress.first()).map(|progress| &progress.generations[..]);
+    let text = serde_json::to_vec(own.unwrap_or_default()).map_err(|error| Error::bug(&error))?;
+    let mut longest: Vec<GenerationRow> = Vec::new();
+    for text in together::gather_bytes(Some(world), &text)? {
+        let known: Vec<GenerationRow> = serde_json::from_slice(&text).map_err(|error| Error::bug(&error))?;
+        if known.len() > longest.len() {
+            longest = known;
+        }
+    }
+    Ok(longest)
 }
 
 impl RunOptions {

@@ -13,6 +13,7 @@ mod metrics;
 mod op_goldens;
 mod precision;
 mod reference;
+mod regroup;
 mod same_bits;
 mod sent;
 mod spatial;

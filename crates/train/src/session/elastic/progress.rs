@@ -1,10 +1,13 @@
 //! Where a run stands beside its tensors.
 
 use super::super::{ENDS, Run};
+use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::log::Log;
 use crate::record::Record;
 use crate::report::{EpochRow, GenerationRow};
+use crate::together::Wishes;
+use crate::trainer::Evaluation;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -26,12 +29,32 @@ pub(in super::super) struct Progress {
     mean_loss: u64,
     best: Option<u64>,
     since: usize,
-    /// The best value of `checkpoint.best`.
-    saved_best: Option<u64>,
     log: [u64; 3],
     history: Vec<(usize, u64, u64, Vec<(String, u64)>)>,
+    evaluated: Option<Evaluated>,
     pub rows: VecDeque<Row>,
     pub generations: Vec<GenerationRow>,
+}
+
+/// The last evaluation, and the step after which it was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Evaluated {
+    step: usize,
+    loss: u64,
+    metrics: Vec<(String, u64)>,
+    confusion: Option<Confusion>,
+}
+
+impl Evaluated {
+    fn new(step: usize, made: &Evaluation) -> Self {
+        let metrics = to_bits(made.metrics.iter().map(|(name, value)| (name.as_str(), *value)));
+        Self { step, loss: made.loss.to_bits(), metrics, confusion: made.confusion.clone() }
+    }
+
+    fn evaluation(&self) -> Evaluation {
+        let metrics = self.metrics.iter().map(|(name, value)| (name.clone(), f64::from_bits(*value))).collect();
+        Evaluation { loss: f64::from_bits(self.loss), metrics, confusion: self.confusion.clone() }
+    }
 }
 
 /// A row of the metrics.
@@ -87,6 +110,7 @@ impl Mark {
             history: later.history[..history.min(later.history.len())].to_vec(),
             rows: later.rows.iter().filter(|row| row.step <= step).cloned().collect(),
             generations: later.generations.clone(),
+            evaluated: later.evaluated.clone().filter(|evaluated| evaluated.step <= step),
             ..self.progress.clone()
         }
     }
@@ -118,6 +142,7 @@ impl Run<'_> {
             history: self.history.iter().map(row).collect(),
             rows: self.rows.rows.clone(),
             generations: self.generations.clone(),
+            evaluated: self.last.as_ref().map(|made| Evaluated::new(self.evaluated_after, made)),
             ..self.briefly()
         }
     }
@@ -133,7 +158,6 @@ impl Run<'_> {
             mean_loss: self.mean_loss.to_bits(),
             best: self.watch.best.map(f64::to_bits),
             since: self.watch.since,
-            saved_best: self.best.map(f64::to_bits),
             log: self.log.to_bits(),
             ..Progress::default()
         }
@@ -151,18 +175,17 @@ impl Run<'_> {
         (self.loss_sum, self.loss_count) = (f64::from_bits(progress.loss_sum), progress.loss_count);
         self.mean_loss = f64::from_bits(progress.mean_loss);
         (self.watch.best, self.watch.since) = (progress.best.map(f64::from_bits), progress.since);
-        self.best = progress.saved_best.map(f64::from_bits);
+        self.last = progress.evaluated.as_ref().map(Evaluated::evaluation);
+        self.evaluated_after = progress.evaluated.map_or(0, |evaluated| evaluated.step);
         self.log = Log::from_bits(progress.log);
         self.history = progress.history.iter().map(row).collect();
-        self.generations = progress.generations.clone();
         self.rows = Progress { rows: progress.rows, ..Progress::default() };
-    }
-
-    /// Takes over the rows of the metrics that another rank knows, up to where this run stands.
-    pub(super) fn know_rows(&mut self, known: Progress) {
-        let next = self.trainer.next_step() + usize::from(!self.pending);
-        let rows = known.rows.into_iter().filter(|row| row.step < next).collect();
-        self.rows = Progress { rows, ..Progress::default() };
+        // A save that was due after the last step, or under way, went with the generation before. So did the best state, perhaps:
+        // the next evaluation is the best of those that are known to be saved.
+        if !self.pending && self.ended.is_none() {
+            let save = self.job.saving.is_due_after(progress.step, self.job.steps_per_epoch);
+            self.wishes = Some(Wishes { save: save && progress.step > 0, ..Wishes::default() });
+        }
     }
 
     /// The first rank of a later generation writes on where the one before was.
@@ -171,7 +194,8 @@ impl Run<'_> {
         let next = self.trainer.next_step() + usize::from(!self.pending);
         let first = self.rows.rows.front().map_or(next, |row| row.step.min(next));
         let mut note = |text: &str| self.observer.note(text);
-        let mut record = Record::reopen(self.options.out.as_ref(), first as u64, &mut note)?;
+        let steps = first as u64..next as u64;
+        let mut record = Record::reopen(self.options.out.as_ref(), steps, &mut note)?;
         for Row { step, epoch, values } in &self.rows.rows {
             let values: Vec<(&str, f64)> =
                 values.iter().map(|(name, value)| (name.as_str(), f64::from_bits(*value))).collect();
