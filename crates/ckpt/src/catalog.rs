@@ -62,10 +62,25 @@ pub struct Found {
 pub fn list(disk: &SharedDisk, root: &Path) -> Result<Vec<Listed>, CkptError> {
     let open = |name: StepName| {
         let path = root.join(name.to_string());
-        let checkpoint = Checkpoint::open(disk, &path);
+        let checkpoint = open_named(disk, &path, name);
         Listed { name, path, checkpoint }
     };
-    Ok(names(disk.as_ref(), root)?.into_iter().map(open).collect())
+    Ok(shown_names(disk.as_ref(), root)?.into_iter().map(open).collect())
+}
+
+/// The checkpoint of this name. One that was renamed would pass for a newer or an older one.
+fn open_named(disk: &SharedDisk, path: &Path, name: StepName) -> Result<Checkpoint, CkptError> {
+    let checkpoint = Checkpoint::open(disk, path)?;
+    let step = checkpoint.header().step;
+    if step == name.step {
+        return Ok(checkpoint);
+    }
+    let right = StepName { step, revision: 1 };
+    Err(CkptError::refused(
+        path,
+        format!("is named after step {}, but holds the state after step {step}", name.step),
+        format!("name it {right} again"),
+    ))
 }
 
 /// Checkpoints that were begun and not committed.
@@ -83,11 +98,20 @@ fn items(disk: &dyn Disk, root: &Path) -> Result<Vec<Item>, CkptError> {
     }
 }
 
-/// Names of checkpoints, the newest last; none if there is no such directory.
+/// Names of checkpoints that are in this directory itself, the newest last; none if there is no such directory.
 fn names(disk: &dyn Disk, root: &Path) -> Result<Vec<StepName>, CkptError> {
+    named(disk, root, |item| item.is_dir)
+}
+
+/// Those, and links to some elsewhere, which can be read but are not removed.
+fn shown_names(disk: &dyn Disk, root: &Path) -> Result<Vec<StepName>, CkptError> {
+    named(disk, root, |item| item.is_dir || disk.is_dir(&root.join(&item.name)))
+}
+
+fn named(disk: &dyn Disk, root: &Path, is_dir: impl Fn(&Item) -> bool) -> Result<Vec<StepName>, CkptError> {
     let items = items(disk, root)?;
-    let mut names: Vec<StepName> =
-        items.iter().filter(|item| item.is_dir).filter_map(|item| StepName::parse(&item.name)).collect();
+    let parsed = items.iter().filter_map(|item| StepName::parse(&item.name).filter(|_| is_dir(item)));
+    let mut names: Vec<StepName> = parsed.collect();
     names.sort();
     Ok(names)
 }
@@ -95,9 +119,9 @@ fn names(disk: &dyn Disk, root: &Path) -> Result<Vec<StepName>, CkptError> {
 /// The newest checkpoint of which every byte is as it was written.
 pub fn newest_valid(disk: &SharedDisk, root: &Path) -> Result<Found, CkptError> {
     let mut found = Found::default();
-    for name in names(disk.as_ref(), root)?.into_iter().rev() {
+    for name in shown_names(disk.as_ref(), root)?.into_iter().rev() {
         let path = root.join(name.to_string());
-        match sound(disk, &path) {
+        match sound(disk, &path, name) {
             Ok(checkpoint) => {
                 found.checkpoint = Some(checkpoint);
                 break;
@@ -109,8 +133,8 @@ pub fn newest_valid(disk: &SharedDisk, root: &Path) -> Result<Found, CkptError> 
 }
 
 /// A checkpoint of which every byte is as it was written, or what is wrong.
-fn sound(disk: &SharedDisk, path: &Path) -> Result<Checkpoint, String> {
-    let checkpoint = Checkpoint::open(disk, path).map_err(|error| error.brief())?;
+fn sound(disk: &SharedDisk, path: &Path, name: StepName) -> Result<Checkpoint, String> {
+    let checkpoint = open_named(disk, path, name).map_err(|error| error.brief())?;
     match checkpoint.verify(&|_| ()).first() {
         None => Ok(checkpoint),
         Some(damage) => Err(damage.to_string()),
@@ -126,42 +150,77 @@ pub struct Keep<'a> {
     pub best: Option<&'a Path>,
     /// One that was just committed: it need not be read to be trusted.
     pub committed: Option<&'a Path>,
-    /// An unfinished one that ranks are writing.
-    pub unfinished: Option<&'a Path>,
-    /// All unfinished ones: ranks may have begun the next.
-    pub all_unfinished: bool,
+    /// Unfinished ones that ranks may be writing: those of this attempt, of later steps than this.
+    pub writing: Option<Writing>,
+}
+
+/// An attempt of ranks to save, as in [`staging_dir`], and the last step of which nothing is unfinished any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writing {
+    pub attempt: u64,
+    pub after: u64,
+}
+
+impl Writing {
+    /// Whether ranks may be writing into a directory of this name.
+    fn has(self, name: &str) -> bool {
+        let parts = name.strip_prefix(UNFINISHED).and_then(|rest| rest.split_once('-'));
+        let parsed = parts.map(|(step, attempt)| (step.parse::<u64>(), attempt.parse::<u64>()));
+        matches!(parsed, Some((Ok(step), Ok(attempt))) if attempt == self.attempt && step > self.after)
+    }
 }
 
 /// Removes old checkpoints, and what was left unfinished. The newest sound one always stays, and so does whatever could not
 /// be opened, unless there are newer sound ones. Returns what was removed.
+///
+/// Whoever still writes into an unfinished one, or is about to commit it, finds it gone as a whole: it has another name before
+/// any of it is removed.
 pub fn prune(disk: &SharedDisk, root: &Path, keep: Keep<'_>) -> Result<Vec<PathBuf>, CkptError> {
     let mut removed = Vec::new();
     let names = names(disk.as_ref(), root)?;
     let old = names.len().saturating_sub(keep.newest.max(1));
-    let is_sound = |path: &Path| keep.committed == Some(path) || sound(disk, path).is_ok();
-    let kept: Vec<PathBuf> = names[old..].iter().rev().map(|name| root.join(name.to_string())).collect();
-    let old = names[..old].iter().map(|name| root.join(name.to_string()));
-    let mut old: Vec<PathBuf> = old.filter(|path| Some(path.as_path()) != keep.best).collect();
-    if !old.is_empty() && !kept.iter().any(|path| is_sound(path)) {
+    let place = |name: &StepName| (root.join(name.to_string()), *name);
+    let is_sound =
+        |(path, name): &(PathBuf, StepName)| keep.committed == Some(path) || sound(disk, path, *name).is_ok();
+    let kept: Vec<(PathBuf, StepName)> = names[old..].iter().rev().map(place).collect();
+    let old = names[..old].iter().map(place);
+    let mut old: Vec<(PathBuf, StepName)> = old.filter(|(path, _)| Some(path.as_path()) != keep.best).collect();
+    if !old.is_empty() && !kept.iter().any(is_sound) {
         // Of the old ones, the newest sound one stays instead.
         if let Some(at) = (0..old.len()).rev().find(|at| is_sound(&old[*at])) {
             old.remove(at);
         }
     }
-    for path in old {
+    for (path, _) in old {
         remove(disk.as_ref(), root, &path)?;
         removed.push(path);
     }
     let items = items(disk.as_ref(), root)?;
-    let left = if keep.all_unfinished { &[REMOVING][..] } else { &[UNFINISHED, REMOVING] };
-    for item in items.iter().filter(|item| left.iter().any(|prefix| item.name.starts_with(prefix))) {
+    for item in items.iter().filter(|item| item.is_dir) {
         let path = root.join(&item.name);
-        if item.is_dir && Some(path.as_path()) != keep.unfinished {
+        if item.name.starts_with(UNFINISHED) && !keep.writing.is_some_and(|writing| writing.has(&item.name)) {
+            remove_unfinished(disk.as_ref(), &path)?;
+            removed.push(path);
+        } else if item.name.starts_with(REMOVING) {
             remove_tree(disk.as_ref(), &path)?;
             removed.push(path);
         }
     }
     Ok(removed)
+}
+
+/// Removes an unfinished checkpoint, if it is still there: somebody may commit it at this moment, or remove it, too.
+pub(crate) fn remove_unfinished(disk: &dyn Disk, path: &Path) -> Result<(), CkptError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = path.with_file_name(format!("{REMOVING}{}", name.trim_start_matches('.')));
+    remove_tree(disk, &aside)?;
+    match disk.rename(path, &aside) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        outcome => {
+            outcome.map_err(CkptError::io(path, "rename", None))?;
+            remove_tree(disk, &aside)
+        }
+    }
 }
 
 /// Removes a checkpoint. It has another name first, so that a half-removed one never looks like one.

@@ -42,7 +42,7 @@ pub fn commit(
 
 /// Removes an unfinished checkpoint, as far as that goes.
 pub fn discard(disk: &dyn Disk, staging_dir: &Path) {
-    let _ = catalog::remove_tree(disk, staging_dir);
+    let _ = catalog::remove_unfinished(disk, staging_dir);
 }
 
 /// Everything but the rename.

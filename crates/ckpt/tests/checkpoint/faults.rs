@@ -1,9 +1,11 @@
 //! The disk refuses, at every operation of a save.
 
 use crate::*;
+use kolo_ckpt::disk::{Item, ReadFile, WriteFile};
 use kolo_ckpt::simulated::Trouble;
-use kolo_ckpt::{Keep, newest_valid, prune};
-use std::io::ErrorKind;
+use kolo_ckpt::{Disk, Keep, newest_valid, prune};
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const CHUNK_BYTES: u64 = 256;
 
@@ -79,4 +81,98 @@ fn several_may_clean_up_at_once() {
         outcomes.into_iter().for_each(|outcome| drop(outcome.unwrap()));
         assert!(!unfinished.exists(), "round {round}");
     }
+}
+
+/// A disk on which somebody else does something before one of the operations.
+#[derive(Debug)]
+struct Interrupted {
+    disk: SimulatedDisk,
+    left: AtomicUsize,
+}
+
+impl Interrupted {
+    /// Somebody cleans up what is unfinished: the first rank of the next run or generation.
+    fn turn(&self) {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 0 {
+            let all = Keep { newest: usize::MAX, ..Keep::default() };
+            prune(&self.disk.shared(), Path::new(ROOT), all).unwrap();
+        }
+    }
+}
+
+impl Disk for Interrupted {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.turn();
+        self.disk.create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        self.turn();
+        self.disk.create(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        self.turn();
+        self.disk.open(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
+        self.turn();
+        self.disk.list(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.turn();
+        self.disk.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.turn();
+        self.disk.remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.turn();
+        self.disk.remove_dir(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.turn();
+        self.disk.sync_dir(path)
+    }
+
+    fn is_dir(&self, path: &Path) -> bool {
+        self.disk.is_dir(path)
+    }
+}
+
+/// While one commits, another removes what is unfinished, at every moment: either there is a whole new checkpoint then, or none.
+/// And the other way round: one cleans up, and another commits meanwhile.
+#[test]
+fn a_commit_beside_a_clean_up_is_whole_or_fails() {
+    let (old, new, root) = (state(1, 20), state(2, 20), Path::new(ROOT));
+    let prepared = disk_with(&old, 2, CHUNK_BYTES);
+    let staging = staging_dir(root, 200, 7);
+    let shards: Vec<Summary> =
+        (0..2).map(|rank| write_rank(&prepared, &staging, &new, (rank, 2), CHUNK_BYTES).unwrap()).collect();
+    let (mut whole, mut failed) = (0, 0);
+    for left in 0.. {
+        let disk = Interrupted { disk: prepared.copy(), left: AtomicUsize::new(left) };
+        let outcome = commit(&disk, root, &staging, &header(200), &shards);
+        let found = newest_valid(&disk.disk.shared(), root).unwrap();
+        assert!(found.skipped.is_empty(), "{left}: {:?}", found.skipped);
+        let newest = found.checkpoint.unwrap();
+        match outcome {
+            Ok(_) => assert_eq!(load(&newest), sorted(new.clone()), "{left}"),
+            Err(_) => assert_eq!(load(&newest), sorted(old.clone()), "{left}"),
+        }
+        match newest.header().step {
+            200 => whole += 1,
+            _ => failed += 1,
+        }
+        if disk.left.load(Ordering::SeqCst) < usize::MAX / 2 {
+            break;
+        }
+    }
+    assert!(whole > 1 && failed > 4, "{whole} whole, {failed} failed");
 }

@@ -1,6 +1,6 @@
 use crate::*;
 use kolo_ckpt::safetensors::SafetensorsFile;
-use kolo_ckpt::{Keep, RealDisk, list, newest_valid, prune};
+use kolo_ckpt::{Keep, RealDisk, Writing, list, newest_valid, prune};
 
 #[test]
 fn any_number_of_ranks_save_the_same_state() {
@@ -88,16 +88,17 @@ fn a_later_save_of_the_same_step_is_newer_and_old_ones_are_pruned() {
         save(&disk, step, &state(seed, 10), 2, 256).unwrap();
     }
     assert_eq!(names(), ["step-00000100", "step-00000200", "step-00000200.2", "step-00000300"]);
-    write_rank(&disk, &staging_dir(root, 400, 0), &state(5, 10), (0, 2), 256).unwrap();
-    write_rank(&disk, &staging_dir(root, 400, 1), &state(5, 10), (0, 2), 256).unwrap();
+    for (step, attempt) in [(300, 1), (400, 0), (400, 1)] {
+        write_rank(&disk, &staging_dir(root, step, attempt), &state(5, 10), (0, 2), 256).unwrap();
+    }
     let weights = root.join("step-00000300/weights-00001-of-00002.safetensors");
     disk.flip(&weights, 600, 1).unwrap();
     let shared = disk.shared();
     let found = newest_valid(&shared, root).unwrap();
     assert_eq!(load(found.checkpoint.as_ref().unwrap()), sorted(state(3, 10)));
     assert!(found.skipped[0].1.contains("weights-00001-of-00002.safetensors: chunk 2"), "{}", found.skipped[0].1);
-    let (best, unfinished) = (root.join("step-00000100"), staging_dir(root, 400, 1));
-    let keep = Keep { newest: 1, best: Some(&best), unfinished: Some(&unfinished), ..Keep::default() };
+    let (best, writing) = (root.join("step-00000100"), Writing { attempt: 1, after: 300 });
+    let keep = Keep { newest: 1, best: Some(&best), writing: Some(writing), ..Keep::default() };
     prune(&shared, root, keep).unwrap();
     // The newest is damaged, so that the newest sound one stays.
     assert_eq!(names(), [".unfinished-00000400-1", "step-00000100", "step-00000200.2", "step-00000300"]);
@@ -105,6 +106,61 @@ fn a_later_save_of_the_same_step_is_newer_and_old_ones_are_pruned() {
     prune(&shared, root, Keep { newest: 1, ..Keep::default() }).unwrap();
     assert_eq!(names(), ["step-00000400"]);
     assert_eq!(list(&shared, root).unwrap().len(), 1);
+}
+
+#[test]
+fn a_renamed_checkpoint_does_not_pass_for_a_newer_one() {
+    let disk = SimulatedDisk::new();
+    let root = Path::new(ROOT);
+    for (seed, step) in [(1, 100), (2, 200)] {
+        save(&disk, step, &state(seed, 10), 1, 256).unwrap();
+    }
+    disk.rename(&root.join("step-00000100"), &root.join("step-00000900")).unwrap();
+    let found = newest_valid(&disk.shared(), root).unwrap();
+    assert_eq!(found.checkpoint.unwrap().header().step, 200);
+    let why = "is named after step 900, but holds the state after step 100";
+    assert!(found.skipped[0].1.contains(why), "{}", found.skipped[0].1);
+    // By its own path it is read as what it is.
+    assert_eq!(
+        resolved(&disk.shared(), "runs/a/checkpoints/step-00000900").unwrap().checkpoint().unwrap().header().step,
+        100
+    );
+}
+
+/// A link to a checkpoint elsewhere is read like one, and what it leads to is never removed.
+#[cfg(unix)]
+#[test]
+fn linked_checkpoints_are_read_and_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, elsewhere) = (dir.path().join("here"), dir.path().join("elsewhere"));
+    let disk = RealDisk::shared();
+    for (root, step) in [(&root, 100), (&root, 200), (&elsewhere, 300)] {
+        let staging = staging_dir(root, step, 0);
+        let shards = [write_rank(&RealDisk, &staging, &state(step, 10), (0, 1), 256).unwrap()];
+        commit(&RealDisk, root, &staging, &header(step), &shards).unwrap();
+    }
+    std::os::unix::fs::symlink(elsewhere.join("step-00000300"), root.join("step-00000300")).unwrap();
+    assert_eq!(newest_valid(&disk, &root).unwrap().checkpoint.unwrap().header().step, 300);
+    assert_eq!(list(&disk, &root).unwrap().len(), 3);
+    prune(&disk, &root, Keep { newest: 1, ..Keep::default() }).unwrap();
+    let steps: Vec<u64> = list(&disk, &root).unwrap().iter().map(|listed| listed.name.step).collect();
+    assert_eq!(steps, [200, 300]);
+    assert_eq!(newest_valid(&disk, &elsewhere).unwrap().checkpoint.unwrap().header().step, 300);
+}
+
+/// Nobody writes into it, so opening it would wait for ever.
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let staging = staging_dir(dir.path(), 100, 0);
+    let shards = [write_rank(&RealDisk, &staging, &state(1, 10), (0, 1), 256).unwrap()];
+    let path = commit(&RealDisk, dir.path(), &staging, &header(100), &shards).unwrap();
+    let file = path.join("weights-00001-of-00001.safetensors");
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let found = newest_valid(&RealDisk::shared(), dir.path()).unwrap();
+    assert!(found.checkpoint.is_none() && found.skipped[0].1.contains("not a regular file"), "{:?}", found.skipped);
 }
 
 #[test]
