@@ -7,6 +7,9 @@ use kolo_base::lock;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
+/// Behind a key among what was resolved: whether it was written, where that means something.
+pub const WRITTEN: &str = " is written";
+
 /// The largest size of a dim: a few of them multiplied can still be counted, and no machine holds more.
 pub const SIZE_MAX: usize = i32::MAX as usize;
 
@@ -338,7 +341,7 @@ impl Settings {
     /// Whether the key was written, marking it as known.
     pub fn has(&self, key: &str) -> bool {
         let written = self.entry(key).is_some();
-        self.resolve(&format!("{key} is written"), written)
+        self.resolve(&format!("{key}{WRITTEN}"), written)
     }
 
     /// Call when every key has been read: any other key is an error.

@@ -15,7 +15,7 @@ mod start;
 pub(crate) use restore::DataRecord;
 pub use restore::{Resumed, TrainerRecord, newest};
 pub use rule::{Every, SavingRule};
-pub(crate) use saver::{Gate, Saver};
+pub(crate) use saver::{Gate, Handover, Saver};
 pub use share::copied_bytes;
 pub use start::StartWeights;
 

@@ -50,6 +50,10 @@ impl Report {
             rows.push(row(&part, planned, measured, step));
         }
         rows.push(row("data", 0.0, data, step));
+        if self.step_ms.median == 0.0 {
+            // A run that was over when it was resumed made no step.
+            rows.clear();
+        }
         let memory = self.peak_bytes.rss as f64;
         rows.push(row(MEMORY, plan.bytes as f64, memory, memory.max(1.0)));
         for (kind, measured) in &self.peak_bytes.kinds {

@@ -8,6 +8,9 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::ops::Range;
 use std::path::Path;
 
+/// The key of a row that is written behind a step: the mean loss since the row before.
+pub(crate) const MEAN_LOSS: &str = "train/loss";
+
 /// An open `metrics.jsonl`.
 #[derive(Debug)]
 pub struct MetricsFile {
@@ -22,15 +25,20 @@ impl MetricsFile {
         Ok(Self { file: File::create(path)?, there: BTreeMap::new() })
     }
 
-    /// Goes on with a file: rows of later steps than `step`, which will be made again, are dropped, and so is a torn line.
-    pub fn resume(path: &Path, step: u64) -> io::Result<Self> {
+    /// Goes on with a file: rows that will be made again are dropped, and so is a torn line. Those are the rows of later steps
+    /// than `step`, and if what follows it is `pending`, its row of the loss since the row before.
+    pub fn resume(path: &Path, step: u64, pending: bool) -> io::Result<Self> {
         let old = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             old => old?,
         };
         let whole = &old[..old.rfind('\n').map_or(0, |end| end + 1)];
-        let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64();
-        let kept = whole.lines().filter(|line| step_of(line).is_some_and(|of| of <= step));
+        let is_kept = |line: &&str| {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+            let again = |of: u64| of > step || (pending && of == step && row.get(MEAN_LOSS).is_some());
+            row["step"].as_u64().is_some_and(|of| !again(of))
+        };
+        let kept = whole.lines().filter(is_kept);
         let kept: String = kept.flat_map(|line| [line, "\n"]).collect();
         let draft = path.with_extension("jsonl.new");
         std::fs::write(&draft, kept)?;
@@ -87,7 +95,7 @@ mod tests {
         let mut first = MetricsFile::create(&path).unwrap();
         (1..=5).for_each(|step| first.write(step, 1, &[("loss", 0.5)]).unwrap());
         std::fs::write(&path, std::fs::read_to_string(&path).unwrap() + "{\"step\":3,\"ep").unwrap();
-        MetricsFile::resume(&path, 3).unwrap().write(4, 1, &[("loss", 0.25)]).unwrap();
+        MetricsFile::resume(&path, 3, false).unwrap().write(4, 1, &[("loss", 0.25)]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let steps: Vec<_> =
             text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["step"].clone()).collect();
@@ -109,6 +117,22 @@ mod tests {
         file.write(3, 2, &[]).unwrap();
         let steps: Vec<String> = std::fs::read_to_string(&path).unwrap().lines().map(|line| line[..9].into()).collect();
         assert_eq!(steps, ["{\"step\":1", "{\"step\":2", "{\"step\":3"]);
+    }
+
+    /// What is still to be done after the last step is written when it is done, however often the run is cut off before.
+    #[test]
+    fn a_row_that_will_be_made_again_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(&path).unwrap();
+        for (step, name) in [(2, MEAN_LOSS), (3, "step/loss"), (3, MEAN_LOSS)] {
+            file.write(step, 1, &[(name, 0.5)]).unwrap();
+        }
+        let rows = |pending: bool| {
+            drop(MetricsFile::resume(&path, 3, pending).unwrap());
+            std::fs::read_to_string(&path).unwrap().lines().count()
+        };
+        assert_eq!((rows(false), rows(true), rows(true)), (3, 2, 2));
     }
 
     /// Whoever is killed between two of these rows has lost none that was there.

@@ -44,9 +44,13 @@ impl Record {
         Self { files: None, required: false, unwritten: None }
     }
 
-    /// Opens the files; of a run that goes on after so many steps, those that are there. What went wrong with files that
-    /// nobody asked for is told to `note`.
-    pub fn create(out: Option<&OutDir>, resumed: Option<usize>, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
+    /// Opens the files; of a run that goes on after so many steps, those that are there (and whether what follows its last step
+    /// is still to be done). What went wrong with files that nobody asked for is told to `note`.
+    pub fn create(
+        out: Option<&OutDir>,
+        resumed: Option<(usize, bool)>,
+        note: &mut dyn FnMut(&str),
+    ) -> Result<Self, Error> {
         let Some(OutDir { path, required, stale }) = out else { return Ok(Self::none()) };
         let mut record = Self { required: *required, ..Self::none() };
         let remove = |path: &PathBuf| {
@@ -112,13 +116,13 @@ impl Record {
 }
 
 impl Files {
-    fn create(dir: &Path, resumed: Option<usize>) -> Result<Self, Error> {
+    fn create(dir: &Path, resumed: Option<(usize, bool)>) -> Result<Self, Error> {
         let failed = |error: std::io::Error| write_error(dir, &error);
         std::fs::create_dir_all(dir).map_err(failed)?;
         Ok(Self {
             dir: dir.into(),
             metrics: match resumed {
-                Some(step) => MetricsFile::resume(&dir.join("metrics.jsonl"), step as u64),
+                Some((step, pending)) => MetricsFile::resume(&dir.join("metrics.jsonl"), step as u64, pending),
                 None => MetricsFile::create(&dir.join("metrics.jsonl")),
             }
             .map_err(failed)?,

@@ -11,7 +11,6 @@ use kolo_data::LoadTimes;
 use kolo_parallel::Roles;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepTimes {
@@ -136,12 +135,12 @@ pub struct EpochRow {
 }
 
 impl EpochRow {
-    pub fn new(epoch: usize, since: Duration, loss: f64, evaluation: Option<&Evaluation>) -> Self {
+    pub fn new(epoch: usize, seconds: f64, loss: f64, evaluation: Option<&Evaluation>) -> Self {
         let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
         if let Some(evaluation) = evaluation {
             metrics.insert("eval_loss".into(), evaluation.loss);
         }
-        Self { epoch, seconds: since.as_secs_f64(), loss, metrics }
+        Self { epoch, seconds, loss, metrics }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::interrupt::{Interrupt, RunPhase};
 use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
+use crate::metrics::MEAN_LOSS;
 use crate::quantiles::Quantiles;
 use crate::record::{OutDir, Record};
 use crate::report::{
@@ -173,7 +174,12 @@ impl Watch {
         } else {
             self.since += 1;
         }
-        self.since >= stop.patience
+        self.is_over(job)
+    }
+
+    /// Whether so many evaluations in a row were no better.
+    fn is_over(&self, job: &Job) -> bool {
+        job.early_stop.as_ref().is_some_and(|stop| self.since >= stop.patience)
     }
 }
 
@@ -219,11 +225,11 @@ fn resume(
 }
 
 /// Takes the first weights from where the job says. All workers call it together.
-fn start_from(job: &Job, ties: &Ties, trainer: &mut Trainer) -> Result<(), Error> {
+fn start_from(job: &Job, ties: &Ties, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<(), Error> {
     if job.start.from.is_none() {
         return Ok(());
     }
-    job.start.fill(trainer.store_mut())?;
+    job.start.fill(trainer.store_mut())?.iter().for_each(|note| observer.note(note));
     if let Some(links) = ties.links.as_ref().filter(|links| links.workers().rank() == 0) {
         links.start_from(&trainer.entries())?;
     }
@@ -239,6 +245,10 @@ struct Run<'r> {
     ties: Ties,
     record: Record,
     begin: Instant,
+    /// What the run took before, in other processes.
+    seconds: f64,
+    /// Steps that were made there.
+    first_step: usize,
     /// Milliseconds of every step.
     times: Quantiles,
     log: Log,
@@ -290,19 +300,19 @@ impl<'r> Run<'r> {
             None => None,
         };
         if resumed.is_none() && first {
-            start_from(&job, &ties, &mut trainer)?;
+            start_from(&job, &ties, &mut trainer, observer)?;
         }
         let mut saver = match &dir {
-            Some(dir) => Saver::of_run(&job, dir, ties.links.as_ref(), ties.world.as_ref(), trainer.store())?,
+            Some(dir) => Saver::of_run(&job, dir, ties.links.as_ref(), ties.world.as_ref(), trainer.store(), !first)?,
             None => None,
         };
         let begin = Instant::now();
         let out = options.out.as_ref().filter(|_| options.group.is_rank_zero() && options.begins_record());
-        let steps = resumed.as_ref().map(|record| record.step);
-        if let Some((saver, step)) = saver.as_mut().zip(steps) {
+        let from = resumed.as_ref().map(|record| (record.step, record.pending));
+        if let Some((saver, (step, _))) = saver.as_mut().zip(from) {
             saver.has(step);
         }
-        let record = Record::create(out, steps, &mut |text| observer.note(text))?;
+        let record = Record::create(out, from, &mut |text| observer.note(text))?;
         let mut run = Self {
             options,
             observer,
@@ -310,6 +320,8 @@ impl<'r> Run<'r> {
             ties,
             record,
             begin,
+            seconds: 0.0,
+            first_step: from.map_or(0, |(step, _)| step),
             times: Quantiles::default(),
             log: Log::default(),
             watch: Watch { best: None, since: 0 },
@@ -343,7 +355,11 @@ impl<'r> Run<'r> {
         self.watch = Watch { best: record.stop_best, since: record.stop_since };
         (self.loss_sum, self.loss_count) = (record.loss_sum, record.loss_count);
         self.mean_loss = record.mean_loss.unwrap_or(f64::NAN);
-        (self.history, self.best, self.pending) = (record.history, record.best, record.pending);
+        (self.history, self.seconds, self.pending) = (record.history, record.seconds, record.pending);
+        // What was best of another metric says nothing.
+        let metric = self.job.saving.best.as_ref().map(|metric| &metric.name);
+        let same = record.best_metric.is_none() || record.best_metric.as_ref() == metric;
+        self.best = record.best.filter(|_| same);
     }
 
     fn complete(&mut self) -> Result<Report, Error> {
@@ -361,6 +377,10 @@ impl<'r> Run<'r> {
                 self.pending = false;
             } else if let Some(wishes) = self.wishes.take() {
                 self.save(wishes)?;
+            } else if self.watch.is_over(&self.job) {
+                // So it was when it was saved.
+                self.measure_again()?;
+                self.ended = Some("early stop");
             } else if self.trainer.next_step() < self.job.total_steps {
                 match self.step() {
                     Err(Error::Interrupted) => self.ended = Some(self.cut_off()?),
@@ -383,7 +403,9 @@ impl<'r> Run<'r> {
     /// What follows a step: agreement, an evaluation if one is due, a save. Why the run ends, if it does.
     fn after_step(&mut self) -> Result<Option<&'static str>, Error> {
         let wishes = self.agree()?;
-        if wishes.yields {
+        // A save that is under way is worth more than a step.
+        if wishes.yields && !wishes.writing {
+            self.saver.as_mut().map_or(Ok(()), Saver::commit)?;
             return Err(self.yielded());
         }
         let (step, epoch) = (self.trainer.next_step(), self.epoch());
@@ -500,10 +522,10 @@ impl<'r> Run<'r> {
         // From here on nothing fails because of others.
         self.mean_loss = self.loss_sum / self.loss_count as f64;
         (self.loss_sum, self.loss_count) = (0.0, 0);
-        self.history.push(EpochRow::new(epoch, self.begin.elapsed(), self.mean_loss, made.as_ref()));
+        self.history.push(EpochRow::new(epoch, self.elapsed_s(), self.mean_loss, made.as_ref()));
         self.observer.evaluated(step, epoch, self.mean_loss, made.as_ref());
         let rate = self.job.schedule.rate(self.job.optimizer.lr(), step - 1);
-        let mut values = vec![("train/loss", self.mean_loss), ("train/lr", rate)];
+        let mut values = vec![(MEAN_LOSS, self.mean_loss), ("train/lr", rate)];
         let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
         values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
         // A run that goes on makes this row again, with its evaluation.
@@ -531,24 +553,41 @@ impl<'r> Run<'r> {
             stop_best: self.watch.best,
             stop_since: self.watch.since,
             best: self.best,
+            best_metric: self.job.saving.best.as_ref().map(|metric| metric.name.clone()),
             metrics,
+            evaluated_after: evaluation.map(|_| self.evaluated_after),
+            seconds: self.elapsed_s(),
             history: self.history.clone(),
             log: self.log,
             pending: false,
         }
     }
 
+    /// Since training began, in this process and those before.
+    fn elapsed_s(&self) -> f64 {
+        self.seconds + self.begin.elapsed().as_secs_f64()
+    }
+
     /// Starts to save if it is time, and makes visible what all ranks have written.
     fn save(&mut self, wishes: Wishes) -> Result<(), Error> {
         let improved = self.improved();
+        if let Some(value) = improved.filter(|_| self.options.elastic.is_some()) {
+            self.save_best(value)?;
+        }
         let Some(saver) = &mut self.saver else { return Ok(()) };
+        if !wishes.writing {
+            saver.nobody_writes();
+        }
         // The best state is this one: it waits for the disk. Any other save may be of a later step.
-        if !wishes.writing || improved {
+        let waits = improved.is_some() || !wishes.writing;
+        if waits {
             saver.commit()?;
         }
-        self.owed |= wishes.save || improved;
+        self.owed |= wishes.save || improved.is_some();
+        self.best = improved.or(self.best);
         let step = self.trainer.next_step();
-        if self.owed && saver.is_idle() && step < self.job.total_steps && saver.saved_step() != Some(step) {
+        self.owed &= saver.saved_step() != Some(step);
+        if self.owed && waits && step < self.job.total_steps {
             self.owed = false;
             let elsewhere = self.ties.links.as_ref().map_or(Ok(Vec::new()), Links::save)?;
             let record = self.record();
@@ -561,18 +600,25 @@ impl<'r> Run<'r> {
         Ok(())
     }
 
-    /// Whether the last evaluation was made after this step and is the best so far. All ranks see the same.
-    fn improved(&mut self) -> bool {
-        let Some(metric) = &self.job.saving.best else { return false };
-        let fresh = self.evaluated_after == self.trainer.next_step();
-        let value = self.last.as_ref().filter(|_| fresh).and_then(|evaluation| evaluation.get(&metric.name));
-        match value {
-            Some(value) if self.job.saving.improves(value, self.best) => {
-                self.best = Some(value);
-                true
-            }
-            _ => false,
+    /// The value of the last evaluation, if it was made after this step and is the best so far. All ranks see the same.
+    fn improved(&self) -> Option<f64> {
+        let metric = self.job.saving.best.as_ref()?;
+        let last = self.last.as_ref().filter(|_| self.evaluated_after == self.trainer.next_step());
+        last.and_then(|evaluation| evaluation.get(&metric.name))
+            .filter(|value| self.job.saving.improves(*value, self.best))
+    }
+
+    /// The best state of an elastic run is saved before anybody can be lost in the next step, which would take it along.
+    fn save_best(&mut self, value: f64) -> Result<(), Error> {
+        if self.saver.is_none() || self.trainer.next_step() >= self.job.total_steps {
+            return Ok(());
         }
+        self.trainer.await_copies()?;
+        let record = TrainerRecord { best: Some(value), ..self.record() };
+        if let Some(saver) = &mut self.saver {
+            saver.save_now(self.trainer.store(), &[], &record, None)?;
+        }
+        Ok(())
     }
 
     fn tell_saved(&mut self) {
@@ -631,6 +677,11 @@ impl<'r> Run<'r> {
         Ok(report)
     }
 
+    /// Epochs that this process has trained.
+    fn epochs_here(&self) -> f64 {
+        self.trainer.next_step().saturating_sub(self.first_step) as f64 / self.job.steps_per_epoch as f64
+    }
+
     fn report(&self, ended: &str) -> Result<Report, Error> {
         let Self { job, options, trainer, .. } = self;
         let evaluation = self.last.as_ref();
@@ -678,7 +729,7 @@ impl<'r> Run<'r> {
             seed: job.seed,
             version: env!("CARGO_PKG_VERSION").into(),
             ended: ended.into(),
-            epochs_per_s: epochs / self.begin.elapsed().as_secs_f64().max(1e-9),
+            epochs_per_s: self.epochs_here() / self.begin.elapsed().as_secs_f64().max(1e-9),
             history: Vec::new(),
             generations: Vec::new(),
             communication: None,

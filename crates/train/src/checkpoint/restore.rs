@@ -10,6 +10,7 @@ use kolo_ckpt::{Checkpoint, Header, RealDisk};
 use kolo_comm::Communicator;
 use kolo_exec::Store;
 use kolo_exec::store::{Entry, Role, Saved};
+use kolo_graph::settings::WRITTEN;
 use kolo_parallel::strategy::Key;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,9 +30,17 @@ pub struct TrainerRecord {
     /// The best value that an early stop has seen, and evaluations since.
     pub stop_best: Option<f64>,
     pub stop_since: usize,
-    /// The best value of `checkpoint.best`.
+    /// The best value of `checkpoint.best`, and which metric that is.
     pub best: Option<f64>,
+    #[serde(default)]
+    pub best_metric: Option<String>,
     pub metrics: BTreeMap<String, f64>,
+    /// The step after which these were measured.
+    #[serde(default)]
+    pub evaluated_after: Option<usize>,
+    /// How long the run has taken, over all its processes.
+    #[serde(default)]
+    pub seconds: f64,
     pub history: Vec<EpochRow>,
     pub log: Log,
     /// The evaluation that follows this step is still to be made.
@@ -96,7 +105,12 @@ pub fn newest(job: &Job, dir: &CheckpointDir, world: Option<&Communicator>) -> R
     let found: Result<(Option<String>, Vec<String>), String> =
         serde_json::from_slice(&all[0]).map_err(|error| Error::bug(&error))?;
     let (path, mut notes) = found.map_err(|message| Error::checkpoint(&message))?;
-    let Some(path) = path else { return Ok(None) };
+    let Some(path) = path else {
+        return match notes.len() {
+            0 => Ok(None),
+            count => Err(none_is_sound(&dir.root, count, &notes[0])),
+        };
+    };
     let checkpoint =
         Checkpoint::open(&disk, Path::new(&path)).map_err(|error| Error::checkpoint(&error.to_string()))?;
     let record: TrainerRecord = serde_json::from_value(checkpoint.header().trainer.clone())
@@ -115,6 +129,18 @@ fn find(root: &Path) -> Result<(Option<String>, Vec<String>), kolo_ckpt::CkptErr
     Ok((path, skipped.collect()))
 }
 
+/// There are checkpoints, but the run cannot go on from any: it must not begin anew beside them.
+fn none_is_sound(root: &Path, count: usize, newest: &str) -> Error {
+    let newest = newest.trim_start_matches("note: skipped ");
+    let what = if count == 1 { "the only checkpoint".into() } else { format!("none of the {count} checkpoints") };
+    Error::Checkpoint {
+        message: format!("{}: {what} {} be read; {newest}", root.display(), if count == 1 { "cannot" } else { "can" }),
+        hint: "`kolo ckpt verify` lists what is damaged; restore them from a copy, or start again with --overwrite or \
+               another --out directory"
+            .into(),
+    }
+}
+
 /// Whether this job has the data that it was saved with; a note if nobody knows.
 fn compare_data(job: &Job, saved: Option<&DataRecord>, path: &str) -> Result<Option<String>, Error> {
     let (Some(then), Some(now)) = (saved, job.data_record()) else {
@@ -127,7 +153,7 @@ fn compare_data(job: &Job, saved: Option<&DataRecord>, path: &str) -> Result<Opt
         |record: &DataRecord| format!("{} samples to train on and {} held out", record.samples, record.held_out);
     let what = match (count(then), count(&now)) {
         (then, now) if then != now => format!("{then} then, {now} now"),
-        (same, _) => format!("{same} as before, with other contents"),
+        (same, _) => format!("{same} as before, with other contents or other file names"),
     };
     Err(Error::Checkpoint {
         message: format!("the data are not those that {path} was trained on: {what}"),
@@ -151,13 +177,22 @@ fn is_free(job: &Job, key: &str, knows_data: bool) -> bool {
         || (knows_data && PATHS.contains(&key))
 }
 
+/// The key that a setting is of: that one was written, rather than left to its default, is a setting, too.
+fn key_of(setting: &str) -> &str {
+    setting.strip_suffix(WRITTEN).unwrap_or(setting)
+}
+
+fn hint(path: &str) -> String {
+    format!("change it back to resume, or start a new run from the weights with `[model] from = \"{path}\"`")
+}
+
 /// Whether this job is the one that was saved, but for keys that may differ.
 fn compare(job: &Job, header: &Header, path: &str) -> Result<Vec<String>, Error> {
     let data = header.trainer.get(DATA).and_then(|data| serde_json::from_value::<DataRecord>(data.clone()).ok());
     let now: BTreeMap<&str, &str> = job.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let then: BTreeMap<&str, &str> =
         header.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let free = |key: &str| is_free(job, key, data.is_some());
+    let free = |setting: &str| is_free(job, key_of(setting), data.is_some());
     let differ = then.iter().filter(|(key, value)| now.get(*key) != Some(*value));
     let as_before = |key: &str, value: &str| {
         ADDED.iter().any(|(added, usual)| *added == key && (*usual == value || usual.is_empty()))
@@ -168,16 +203,25 @@ fn compare(job: &Job, header: &Header, path: &str) -> Result<Vec<String>, Error>
     let mut notes = Vec::new();
     for (key, value) in differ.chain(new).filter(|(key, _)| !free(key)) {
         let here = now.get(key).unwrap_or(&"left out");
-        if LENGTH.contains(key) {
-            notes.push(format!("note: `{key}` was {value} when {path} was saved and is {here} now"));
+        if LENGTH.contains(&key_of(key)) {
+            if key_of(key) == *key {
+                notes.push(format!("note: `{key}` was {value} when {path} was saved and is {here} now"));
+            }
             continue;
+        }
+        if key_of(key) != *key {
+            return Err(Error::Checkpoint {
+                message: match *value {
+                    "true" => format!("{path} was saved with a `{}`, but this job has none", key_of(key)),
+                    _ => format!("{path} was saved without a `{}`, but this job has one", key_of(key)),
+                },
+                hint: hint(path),
+            });
         }
         let then = if then.contains_key(key) { format!("with `{key}` = {value}") } else { format!("without `{key}`") };
         return Err(Error::Checkpoint {
             message: format!("{path} was saved {then}, but this job has {here}"),
-            hint: format!(
-                "change it back to resume, or start a new run from the weights with `[model] from = \"{path}\"`"
-            ),
+            hint: hint(path),
         });
     }
     notes.extend(compare_data(job, data.as_ref(), path)?);

@@ -46,13 +46,28 @@ pub(crate) struct Ending {
     pub failed: Vec<String>,
 }
 
+/// Copies a rank's share and writes it; returns the memory of the copy.
+type WriteThread = JoinHandle<(Vec<u8>, Result<Summary, CkptError>)>;
+/// Makes a checkpoint visible.
+type CommitThread = JoinHandle<Result<PathBuf, CkptError>>;
+
 /// A rank's share of a checkpoint on its way to the disk.
 #[derive(Debug)]
 struct Writing {
     staging: PathBuf,
     header: Header,
     /// An error if there was no thread to be had: the other ranks have theirs, and hear of it when all meet.
-    thread: std::io::Result<JoinHandle<(Vec<u8>, Result<Summary, CkptError>)>>,
+    thread: std::io::Result<WriteThread>,
+}
+
+/// What a saver leaves to the one of the next generation.
+#[derive(Debug)]
+pub(crate) struct Handover {
+    /// When the last save began.
+    began: Instant,
+    /// Nobody waits for its result any more.
+    writing: Option<WriteThread>,
+    committing: Option<CommitThread>,
 }
 
 /// Saves the state of a run, together with all ranks that hold a part of it.
@@ -75,7 +90,11 @@ pub(crate) struct Saver {
     buffer: Vec<u8>,
     writing: Option<Writing>,
     /// At the first rank: the manifest on its way.
-    committing: Option<JoinHandle<Result<PathBuf, CkptError>>>,
+    committing: Option<CommitThread>,
+    /// The share of a save that ended with an earlier generation.
+    abandoned: Option<WriteThread>,
+    /// The last save is not known to be visible. All ranks answer alike.
+    unpublished: bool,
     began: Instant,
     /// The step of the last state that was saved, or is being saved.
     saved_step: Option<usize>,
@@ -83,15 +102,16 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// All ranks that hold a part of the state call it together.
+    /// All ranks that hold a part of the state call it together, and say whether the run `goes_on` from an earlier generation.
     pub fn new(
         job: &Job,
         dir: &CheckpointDir,
         world: Option<&Arc<Communicator>>,
         entries: &[Entry],
+        goes_on: bool,
     ) -> Result<Self, Error> {
         let world = world.cloned();
-        let (sees, attempt) = prepare(dir, world.as_deref())?;
+        let (sees, attempt) = prepare(dir, world.as_deref(), goes_on)?;
         Ok(Self {
             dir: dir.clone(),
             rule: job.saving.clone(),
@@ -105,6 +125,8 @@ impl Saver {
             buffer: Vec::new(),
             writing: None,
             committing: None,
+            abandoned: None,
+            unpublished: false,
             began: Instant::now(),
             saved_step: None,
             outcome: Ending::default(),
@@ -118,11 +140,12 @@ impl Saver {
         links: Option<&crate::asynchronous::Links>,
         world: Option<&Arc<Communicator>>,
         store: &Store,
+        goes_on: bool,
     ) -> Result<Option<Self>, Error> {
         match links {
             Some(links) if links.workers().rank() > 0 => Ok(None),
-            Some(_) => Self::new(job, dir, None, store.entries()).map(Some),
-            None => Self::new(job, dir, world, store.entries()).map(Some),
+            Some(_) => Self::new(job, dir, None, store.entries(), goes_on).map(Some),
+            None => Self::new(job, dir, world, store.entries(), goes_on).map(Some),
         }
     }
 
@@ -140,28 +163,39 @@ impl Saver {
         by_time || self.rule.is_due_after(step, job.steps_per_epoch)
     }
 
-    /// Whether this rank still writes an earlier state.
+    /// Whether this rank still writes an earlier state, or makes it visible.
     pub fn is_writing(&self) -> bool {
-        self.writing.as_ref().is_some_and(|writing| writing.thread.as_ref().is_ok_and(|thread| !thread.is_finished()))
+        let writing = self.writing.as_ref().and_then(|writing| writing.thread.as_ref().ok());
+        let share = writing.is_some_and(|thread| !thread.is_finished());
+        let abandoned = self.abandoned.as_ref().is_some_and(|thread| !thread.is_finished());
+        share || abandoned || self.committing.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Nothing of an earlier save is on its way at any rank, as far as this one knows. All ranks answer alike.
-    pub fn is_idle(&self) -> bool {
-        self.writing.is_none()
+    /// No rank is writing any more: what all have committed is visible, or has failed. All ranks call it together.
+    pub fn nobody_writes(&mut self) {
+        self.unpublished &= self.writing.is_some();
+    }
+
+    /// Whether a save was begun and is not known to be visible. All ranks answer alike.
+    pub fn is_unpublished(&self) -> bool {
+        self.unpublished
     }
 
     pub fn saved_step(&self) -> Option<usize> {
         self.saved_step
     }
 
-    /// When the last save began, by which the next one is due.
-    pub fn began(&self) -> Instant {
-        self.began
+    /// The generation is over. A manifest that is on its way still becomes visible; what this rank was writing is lost.
+    pub fn hand_over(self) -> Handover {
+        let Self { began, writing, committing, abandoned, .. } = self;
+        let writing = writing.and_then(|writing| writing.thread.ok()).or(abandoned);
+        Handover { began, writing, committing }
     }
 
-    /// The clock of an earlier saver of the same run goes on.
-    pub fn began_at(&mut self, began: Instant) {
-        self.began = began;
+    /// Goes on for the saver of the generation before, of the same run in the same process.
+    pub fn take_over(&mut self, before: Handover) {
+        let Handover { began, writing, committing } = before;
+        (self.began, self.abandoned, self.committing) = (began, writing, committing);
     }
 
     /// The state after this step is saved already.
@@ -173,7 +207,7 @@ impl Saver {
     /// With parameter servers, `elsewhere` is what they hold.
     pub fn begin(&mut self, store: &Store, elsewhere: Vec<Saved>, record: &TrainerRecord) -> Arc<Gate> {
         let gate = Arc::new(Gate::default());
-        self.began = Instant::now();
+        (self.began, self.unpublished) = (Instant::now(), true);
         self.saved_step = Some(record.step);
         let (staging, header) = (self.staging(record.step), self.header(record, None));
         let copier = store.copier(&self.chosen(store, &elsewhere));
@@ -192,6 +226,9 @@ impl Saver {
     /// All ranks have written their shares: the first one makes the checkpoint visible, beside the training. All ranks call it
     /// together.
     pub fn commit(&mut self) -> Result<(), Error> {
+        if let Some(thread) = self.abandoned.take() {
+            self.buffer = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).0;
+        }
         let Some(Writing { staging, header, thread }) = self.writing.take() else { return Ok(()) };
         let written = match thread {
             Ok(thread) => {
@@ -215,18 +252,19 @@ impl Saver {
         Ok(())
     }
 
-    /// Saves the state as it is now, and waits until it is there. All ranks call it together.
+    /// Saves the state as it is now, and waits until it is there; whether it is. All ranks call it together.
     pub fn save_now(
         &mut self,
         store: &Store,
         elsewhere: &[Saved],
         record: &TrainerRecord,
         weights: Option<String>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         self.commit()?;
         self.settle_commit();
+        self.unpublished = false;
         if self.saved_step == Some(record.step) && self.outcome.failed.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         self.saved_step = Some(record.step);
         let (staging, header) = (self.staging(record.step), self.header(record, weights));
@@ -240,8 +278,8 @@ impl Saver {
             self.note(outcome);
         }
         // Nobody leaves before the checkpoint is there: whoever starts next finds it.
-        together::any(self.world.as_deref(), false)?;
-        Ok(())
+        let failed = self.is_first() && !self.outcome.failed.is_empty();
+        Ok(!together::any(self.world.as_deref(), failed)?)
     }
 
     /// What came of the saves since this was last asked.
@@ -302,7 +340,7 @@ impl Saver {
 
     fn publication(&self, staging: PathBuf, header: Header, shards: Vec<Summary>) -> Publication {
         let (disk, root) = (Arc::clone(&self.disk), self.dir.root.clone());
-        Publication { disk, root, staging, header, shards, rule: self.rule.clone() }
+        Publication { disk, root, staging, header, shards, rule: self.rule.clone(), attempt: self.attempt }
     }
 
     /// The entries to write: what servers hold is theirs.
@@ -329,17 +367,17 @@ impl Saver {
 
 /// The directory of checkpoints, made by the first rank; whether this rank sees it, and a number that tells this run's
 /// attempts from others'.
-fn prepare(dir: &CheckpointDir, world: Option<&Communicator>) -> Result<(bool, u64), Error> {
+fn prepare(dir: &CheckpointDir, world: Option<&Communicator>, goes_on: bool) -> Result<(bool, u64), Error> {
     let first = world.is_none_or(|world| world.rank() == 0);
-    let made = if first { make_root(&dir.root) } else { Ok(0) };
+    let made = if first { make_root(&dir.root, goes_on) } else { Ok((0, false)) };
     let text = serde_json::to_vec(&made).map_err(|error| Error::bug(&error))?;
     let all = together::gather_bytes(world, &text)?;
-    let made: Result<u64, String> = serde_json::from_slice(&all[0]).map_err(|error| Error::bug(&error))?;
-    let attempt = made.map_err(|message| Error::Checkpoint {
+    let made: Result<(u64, bool), String> = serde_json::from_slice(&all[0]).map_err(|error| Error::bug(&error))?;
+    let (attempt, marked) = made.map_err(|message| Error::Checkpoint {
         message: format!("{}: {message}", dir.root.display()),
         hint: "choose another --out directory, or free some space there".into(),
     })?;
-    let sees = mark(&dir.root, attempt).exists();
+    let sees = if marked { mark(&dir.root, attempt).exists() } else { dir.root.is_dir() };
     together::any(world, false)?;
     if first {
         // Whoever looked has seen it.
@@ -348,23 +386,35 @@ fn prepare(dir: &CheckpointDir, world: Option<&Communicator>) -> Result<(bool, u
     Ok((sees, attempt))
 }
 
+const MARK: &str = ".shared-";
+
 /// A file by which other ranks see whether they share the directory.
 fn mark(root: &Path, attempt: u64) -> PathBuf {
-    root.join(format!(".shared-{attempt}"))
+    root.join(format!("{MARK}{attempt}"))
 }
 
-/// Makes the directory with a mark in it; the mark's number.
-fn make_root(root: &Path) -> Result<u64, String> {
-    std::fs::create_dir_all(root).map_err(|error| error.to_string())?;
-    // What an earlier run left unfinished, which nobody will finish.
-    let all = Keep { newest: usize::MAX, ..Keep::default() };
-    kolo_ckpt::prune(&RealDisk::shared(), root, all).map_err(|error| error.brief())?;
+/// Makes the directory with a mark in it; the mark's number, and whether it is there. A run that goes on after a loss does so
+/// without it, if the disk is full by now: then its saves fail one by one, and say so.
+fn make_root(root: &Path, goes_on: bool) -> Result<(u64, bool), String> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|error| error.to_string())?;
     // JSON keeps whole numbers up to here in every language.
     let attempt = u64::from_le_bytes(bytes) >> 11;
-    std::fs::write(mark(root, attempt), []).map_err(|error| error.to_string())?;
-    Ok(attempt)
+    let marked = || std::fs::write(mark(root, attempt), []).map_err(|error| error.to_string());
+    if goes_on {
+        // What the generation before left may still become a checkpoint.
+        return Ok((attempt, marked().is_ok()));
+    }
+    std::fs::create_dir_all(root).map_err(|error| error.to_string())?;
+    // What an earlier run left unfinished, which nobody will finish.
+    let all = Keep { newest: usize::MAX, ..Keep::default() };
+    kolo_ckpt::prune(&RealDisk::shared(), root, all).map_err(|error| error.brief())?;
+    for item in std::fs::read_dir(root).map_err(|error| error.to_string())?.flatten() {
+        if item.file_name().to_string_lossy().starts_with(MARK) {
+            let _ = std::fs::remove_file(item.path());
+        }
+    }
+    marked().map(|()| (attempt, true))
 }
 
 /// Where a rank writes its share.
@@ -406,6 +456,7 @@ struct Publication {
     header: Header,
     shards: Vec<Summary>,
     rule: SavingRule,
+    attempt: u64,
 }
 
 impl Publication {
@@ -417,8 +468,7 @@ impl Publication {
             newest: self.rule.keep,
             best: best.as_deref(),
             committed: Some(&path),
-            all_unfinished: true,
-            ..Keep::default()
+            writing: Some(kolo_ckpt::Writing { attempt: self.attempt, after: self.header.step }),
         };
         kolo_ckpt::prune(&self.disk, &self.root, keep)?;
         Ok(path)
@@ -430,7 +480,12 @@ impl Publication {
         let mut best: Option<(f64, PathBuf)> = None;
         for listed in kolo_ckpt::list(&self.disk, &self.root)? {
             let Ok(checkpoint) = &listed.checkpoint else { continue };
-            let value = checkpoint.header().trainer["metrics"][&metric.name].as_f64();
+            let Header { step, trainer, .. } = checkpoint.header();
+            // Metrics of an earlier step are of other weights. Older files do not say.
+            if trainer["evaluated_after"].as_u64().is_some_and(|after| after != *step) {
+                continue;
+            }
+            let value = trainer["metrics"][&metric.name].as_f64();
             if let Some(value) = value.filter(|value| self.rule.improves(*value, best.as_ref().map(|(best, _)| *best)))
             {
                 best = Some((value, listed.path));

@@ -57,11 +57,11 @@ impl StartWeights {
         self.freeze.iter().any(|pattern| matches_pattern(pattern, parameter))
     }
 
-    /// Fills the parameters and statistics of a store, but for those that are to be fresh.
-    pub fn fill(&self, store: &mut Store) -> Result<(), Error> {
-        let Some(from) = &self.from else { return Ok(()) };
+    /// Fills the parameters and statistics of a store, but for those that are to be fresh. Returns what a user should know.
+    pub fn fill(&self, store: &mut Store) -> Result<Vec<String>, Error> {
+        let Some(from) = &self.from else { return Ok(Vec::new()) };
         let failed = |error: kolo_ckpt::CkptError| Error::checkpoint(&error.to_string());
-        let (source, _) = kolo_ckpt::resolve(&RealDisk::shared(), Path::new(from)).map_err(failed)?;
+        let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), Path::new(from)).map_err(failed)?;
         let wanted = |entry: &Entry| {
             entry.role != Role::Moment && !self.fresh.iter().any(|pattern| matches_pattern(pattern, &entry.tensor))
         };
@@ -87,8 +87,27 @@ impl StartWeights {
                 })
             }
             false => Ok(()),
-        })
+        })?;
+        let skipped = skipped.iter().map(|(path, why)| format!("note: skipped {}: {why}", path.display()));
+        Ok(skipped.chain(surplus(&source, store).map(|text| format!("note: {from} {text}"))).collect())
     }
+}
+
+/// What of the weights the model has no place for, as of one with fewer layers.
+fn surplus(source: &TensorSource, store: &Store) -> Option<String> {
+    let tensors = source.tensors();
+    let is_weight = |tensor: &&kolo_ckpt::TensorView<'_>| tensor.role != Some(kolo_ckpt::Role::Moment);
+    let left: Vec<&str> = tensors
+        .iter()
+        .filter(is_weight)
+        .map(|tensor| tensor.name)
+        .filter(|name| !store.entries().iter().any(|entry| entry.tensor == *name))
+        .collect();
+    let first = left.first()?;
+    Some(match left.len() {
+        1 => format!("has `{first}`, which the model does not have"),
+        count => format!("has {count} tensors that the model does not have, such as `{first}`"),
+    })
 }
 
 /// What keeps an entry from being filled.

@@ -10,7 +10,7 @@
 mod progress;
 
 use super::{Run, RunOptions};
-use crate::checkpoint::{self, CheckpointDir, Saver};
+use crate::checkpoint::{self, CheckpointDir, Handover, Saver};
 use crate::error::Error;
 use crate::parts::{self, Choice, Holding, Offer, Part};
 use crate::quantiles::Quantiles;
@@ -61,8 +61,8 @@ struct Carried {
     times: Quantiles,
     data_waits: Quantiles,
     begin: Instant,
-    /// When the last save began.
-    saved: Option<Instant>,
+    /// What is left of the saves.
+    saves: Option<Handover>,
 }
 
 impl std::fmt::Debug for Elastic {
@@ -103,9 +103,9 @@ impl Elastic {
         let held = if finished { Vec::new() } else { run.trainer.held() };
         let progress = run.all_progress();
         let Run { times, begin, ties, trainer, saver, .. } = run;
-        let (data_waits, saved) = (ties.data_waits, saver.as_ref().map(Saver::began));
+        let (data_waits, saves) = (ties.data_waits, saver.map(Saver::hand_over));
         let relieved = false;
-        *lock(&self.carried) = Some(Carried { progress, held, relieved, times, data_waits, begin, saved });
+        *lock(&self.carried) = Some(Carried { progress, held, relieved, times, data_waits, begin, saves });
         trainer
     }
 
@@ -145,9 +145,9 @@ impl Elastic {
             keep_beside(&mut carried, run);
             return Err(fault.into());
         }
-        if let Some(Carried { times, data_waits, begin, saved, .. }) = carried.take() {
+        if let Some(Carried { times, data_waits, begin, saves, .. }) = carried.take() {
             (run.times, run.ties.data_waits, run.begin) = (times, data_waits, begin);
-            run.saver.as_mut().zip(saved).into_iter().for_each(|(saver, saved)| saver.began_at(saved));
+            run.saver.as_mut().zip(saves).into_iter().for_each(|(saver, saves)| saver.take_over(saves));
         }
         Ok(())
     }
@@ -219,8 +219,8 @@ fn keep_beside(carried: &mut Option<Carried>, run: &mut Run<'_>) {
         None => {
             let (times, begin) = (run.times.clone(), run.begin);
             let (progress, data_waits) = (run.all_progress(), run.ties.data_waits.clone());
-            let saved = run.saver.as_ref().map(Saver::began);
-            *carried = Some(Carried { progress, held, relieved: false, times, data_waits, begin, saved });
+            let saves = carried.take().and_then(|carried| carried.saves);
+            *carried = Some(Carried { progress, held, relieved: false, times, data_waits, begin, saves });
         }
     }
 }

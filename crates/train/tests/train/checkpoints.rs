@@ -230,9 +230,7 @@ fn checkpoints_on_the_way_change_nothing_and_the_newest_are_kept() {
 #[test]
 fn the_best_stays_whatever_comes_after() {
     let rest = "[checkpoint]\nevery = \"1 epoch\"\nkeep = 1\nbest = \"loss\"\n";
-    // A rate that spoils what was learnt.
-    let train = "[train]\nepochs = 5\noptimizer = { kind = \"sgd\", lr = 6.0 }\nschedule = { kind = \"constant\", warmup = 50 }\n";
-    let job = crate::job(&format!("{MODEL}{DATA}{train}{rest}"));
+    let job = crate::job(&format!("{MODEL}{DATA}{SPOILING}{rest}").replace("epochs = 8", "epochs = 5"));
     let temp = tempfile::tempdir().unwrap();
     let (report, _) = run_on(&job, (1, 0), temp.path(), None, false);
     let losses: Vec<f64> = report.history.iter().map(|row| row.metrics["eval_loss"]).collect();
@@ -240,6 +238,114 @@ fn the_best_stays_whatever_comes_after() {
     assert!(best + 1 < losses.len(), "the last is not the best: {losses:?}");
     let kept = steps(temp.path());
     assert_eq!(kept, [(best as u64 + 1) * 10, 50], "{losses:?}");
+}
+
+/// A rate that spoils what was learnt, so that later evaluations are worse.
+const SPOILING: &str =
+    "[train]\nepochs = 8\noptimizer = { kind = \"sgd\", lr = 6.0 }\nschedule = { kind = \"constant\", warmup = 50 }\n";
+
+/// A run that stopped early is over, however often it is resumed, on whatever number of workers.
+#[test]
+fn a_run_that_stopped_early_stays_stopped() {
+    let job = crate::job(&format!("{MODEL}{DATA}{SPOILING}early_stop = {{ metric = \"loss\", patience = 2 }}\n"));
+    let temp = tempfile::tempdir().unwrap();
+    let (stopped, _) = run_on(&job, (1, 0), temp.path(), None, false);
+    assert_eq!(stopped.ended, "early stop");
+    assert!(stopped.steps < job.total_steps, "{}", stopped.steps);
+    let kept = steps(temp.path());
+    for workers in [1, 2] {
+        let (again, _) = run_on(&job, (workers, 0), temp.path(), None, true);
+        assert_eq!((again.ended.as_str(), again.steps), ("early stop", stopped.steps), "{workers}");
+        assert_eq!((again.weights, again.metrics), (stopped.weights.clone(), stopped.metrics.clone()));
+        assert_eq!(again.history.len(), stopped.history.len());
+        assert!(again.history.iter().is_sorted_by(|row, next| row.seconds <= next.seconds));
+        assert_eq!(steps(temp.path()), kept);
+    }
+}
+
+/// A value of one metric is not compared with one of another.
+#[test]
+fn the_best_of_another_metric_does_not_count() {
+    let with = |best: &str| crate::job(&text(&format!("[checkpoint]\nkeep = 1\nbest = \"{best}\"\n")));
+    let temp = tempfile::tempdir().unwrap();
+    // Accuracies are below one and may not get better; losses are.
+    let (first, _) = run_on(&with("loss"), (1, 0), temp.path(), Some(12), false);
+    assert!(first.metrics["eval_loss"] > 0.0);
+    let (_, seen) = run_on(&with("accuracy"), (1, 0), temp.path(), None, true);
+    let saved = |step: &str| seen.saved.iter().any(|path| path.ends_with(step));
+    assert!(saved("step-00000020") && saved("step-00000025"), "{:?}", seen.saved);
+}
+
+/// Where there are checkpoints and none can be read, a run does not begin anew beside them.
+#[test]
+fn a_run_does_not_start_over_beside_damaged_checkpoints() {
+    let job = crate::job(&text("[checkpoint]\nevery = \"5 steps\"\n"));
+    let temp = tempfile::tempdir().unwrap();
+    run_on(&job, (1, 0), temp.path(), Some(12), false);
+    let kept = steps(temp.path());
+    assert!(kept.len() > 1, "{kept:?}");
+    for step in &kept {
+        let manifest = temp.path().join(format!("step-{step:08}/manifest.json"));
+        std::fs::File::options().write(true).open(manifest).unwrap().set_len(100).unwrap();
+    }
+    let names = || {
+        let items = std::fs::read_dir(temp.path()).unwrap();
+        items.map(|item| item.unwrap().file_name()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = names();
+    for workers in [1, 2] {
+        let failed = |group: WorkerGroup| {
+            let options = RunOptions { checkpoints: dir(temp.path(), true), ..options(group) };
+            kolo_train::run(Arc::clone(&job), &options, &mut Silent).map(|_| ()).unwrap_err().to_string()
+        };
+        let errors = match workers {
+            1 => vec![failed(WorkerGroup::Alone)],
+            _ => on_ranks(workers, |world| failed(WorkerGroup::Workers(world))),
+        };
+        for error in errors {
+            let said = format!("none of the {} checkpoints can be read; ", kept.len());
+            assert!(error.contains(&said) && error.contains("step-00000012"), "{error}");
+            assert!(error.contains("--overwrite"), "{error}");
+        }
+        assert_eq!(names(), before);
+    }
+}
+
+/// A key that changes nothing may be written where it was not before, or left out.
+#[test]
+fn free_keys_may_come_and_go() {
+    let temp = tempfile::tempdir().unwrap();
+    run_on(&crate::job(&text("")), (1, 0), temp.path(), Some(6), false);
+    let without = text("").replace("log_every = 4\n", "");
+    let as_epochs = without.replace("steps = 25", "epochs = 2");
+    let prefetched = without.replace("samples = 200\n", "samples = 200\nprefetch = 3\nthreads = 1\n");
+    for (number, changed) in [&without, &as_epochs, &prefetched].into_iter().enumerate() {
+        let copy = tempfile::tempdir().unwrap();
+        copy_tree(temp.path(), copy.path());
+        let job = crate::job(changed);
+        let (resumed, _) = run_on(&job, (1, 0), copy.path(), None, true);
+        assert_same(&format!("change {number}"), &report(&job, WorkerGroup::Alone), &resumed);
+    }
+    let stops = format!("{without}early_stop = {{ patience = 2 }}\n");
+    let options = RunOptions { checkpoints: dir(temp.path(), true), ..options(WorkerGroup::Alone) };
+    let error = kolo_train::run(crate::job(&stops), &options, &mut Silent).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("was saved without a `train.early_stop`, but this job has one"), "{error}");
+}
+
+/// What a user should know of weights that a run starts from: that they are not the newest, and that some have no place.
+#[test]
+fn starting_weights_are_described() {
+    let temp = tempfile::tempdir().unwrap();
+    let source = crate::job(&text("[checkpoint]\nevery = \"5 steps\"\n").replace("[241]", "[241, 3]"));
+    run_on(&source, (1, 0), &temp.path().join("checkpoints"), Some(12), false);
+    let manifest = temp.path().join("checkpoints/step-00000012/manifest.json");
+    std::fs::File::options().write(true).open(manifest).unwrap().set_len(100).unwrap();
+    let from = format!("classes = 3\nfrom = \"{}\"\nfresh = [\"layers.1.*\"]\n", temp.path().display());
+    let job = crate::job(&text("").replace("classes = 3\n", &from));
+    let (_, seen) = run_on(&job, (1, 0), &temp.path().join("new"), Some(1), false);
+    let told = |what: &str| seen.notes.iter().any(|note| note.contains(what));
+    assert!(told("skipped") && told("step-00000012"), "{:?}", seen.notes);
+    assert!(told("has 2 tensors that the model does not have, such as `layers.2."), "{:?}", seen.notes);
 }
 
 #[test]

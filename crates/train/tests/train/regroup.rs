@@ -5,6 +5,7 @@
 
 use crate::workers::options;
 use kolo_base::lock;
+use kolo_ckpt::RealDisk;
 use kolo_comm::run::Programs;
 use kolo_comm::thread::{self, ThreadWire};
 use kolo_comm::wire::{SplitWire, Wire};
@@ -28,12 +29,14 @@ const SEEDS: u64 = 160;
 /// Messages of a rank from its meeting to its second step: the moments that a regrouping is made of.
 const MOMENTS: u64 = 150;
 
-/// Short, so that many are tried; all its rows are among those that every rank remembers.
+/// Short, so that many are tried; all its rows are among those that every rank remembers. The rate is too large, so that an
+/// earlier state than the last is the best.
 fn job(stage: usize) -> Arc<Job> {
+    let rate = if stage.is_multiple_of(2) { 0.1 } else { 0.02 };
     crate::job(&format!(
         "[model]\nkind = \"mlp\"\ninputs = 17\nhidden = [241]\nclasses = 3\n[data]\nsource = \"synthetic:features\"\n\
-         batch = 16\ngrains = {GRAINS}\nsamples = 80\n[train]\nsteps = 9\nclip = 0.5\noptimizer = {{ kind = \"adamw\" }}\n\
-         log_every = 1\n[checkpoint]\nevery = \"2 steps\"\n[parallel]\nzero = {stage}\n"
+         batch = 16\ngrains = {GRAINS}\nsamples = 80\n[train]\nsteps = 9\nclip = 0.5\noptimizer = {{ kind = \"adamw\", lr = {rate} }}\n\
+         log_every = 1\n[checkpoint]\nevery = \"2 steps\"\nkeep = 2\nbest = \"loss\"\n[parallel]\nzero = {stage}\n"
     ))
 }
 
@@ -375,6 +378,7 @@ fn play(
                 assert!(!known || generations.contains(generation), "{generation} of {generations:?}, {}", play.about);
             }
             let results = (weights.clone(), *losses, rows(&play.folder));
+            check_checkpoints(&play, &results.2);
             return Outcome { history: play.about, results, generations: total, resumed };
         }
         let failed = left.iter().find_map(|ended| match ended {
@@ -404,6 +408,21 @@ fn play(
             ids += gone.len();
         }
     }
+}
+
+/// All checkpoints are sound, and the best state is among them.
+fn check_checkpoints(play: &Play, rows: &[Value]) {
+    let listed = kolo_ckpt::list(&RealDisk::shared(), &play.folder.join("checkpoints")).unwrap();
+    let mut steps = Vec::new();
+    for one in listed {
+        let checkpoint = one.checkpoint.unwrap_or_else(|error| panic!("{error}, {}", play.about));
+        let damage = checkpoint.verify(&|_| ());
+        assert!(damage.is_empty(), "{}: {}, {}", one.path.display(), damage[0], play.about);
+        steps.push(one.name.step);
+    }
+    let evaluated = rows.iter().filter_map(|row| Some((row["eval/loss"].as_f64()?, row["step"].as_u64()?)));
+    let (_, best) = evaluated.min_by(|one, other| one.0.total_cmp(&other.0)).unwrap();
+    assert!(steps.contains(&best), "{best} of {steps:?}, {}", play.about);
 }
 
 /// What the job comes to when nobody is lost.

@@ -1,6 +1,7 @@
 //! Where a run stands beside its tensors.
 
 use super::super::{ENDS, Run};
+use crate::checkpoint::Saver;
 use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::log::Log;
@@ -29,6 +30,10 @@ pub(in super::super) struct Progress {
     mean_loss: u64,
     best: Option<u64>,
     since: usize,
+    /// The best value of `checkpoint.best` that is saved.
+    saved_best: Option<u64>,
+    /// A save was due, or begun, and nobody knows that there is one.
+    owed: bool,
     log: [u64; 3],
     history: Vec<(usize, u64, u64, Vec<(String, u64)>)>,
     evaluated: Option<Evaluated>,
@@ -158,6 +163,8 @@ impl Run<'_> {
             mean_loss: self.mean_loss.to_bits(),
             best: self.watch.best.map(f64::to_bits),
             since: self.watch.since,
+            saved_best: self.best.map(f64::to_bits),
+            owed: self.owed || self.saver.as_ref().is_some_and(Saver::is_unpublished),
             log: self.log.to_bits(),
             ..Progress::default()
         }
@@ -180,8 +187,8 @@ impl Run<'_> {
         self.log = Log::from_bits(progress.log);
         self.history = progress.history.iter().map(row).collect();
         self.rows = Progress { rows: progress.rows, ..Progress::default() };
-        // A save that was due after the last step, or under way, went with the generation before. So did the best state, perhaps:
-        // the next evaluation is the best of those that are known to be saved.
+        (self.best, self.owed) = (progress.saved_best.map(f64::from_bits), progress.owed);
+        // A save that was due after the last step went with the generation before.
         if !self.pending && self.ended.is_none() {
             let save = self.job.saving.is_due_after(progress.step, self.job.steps_per_epoch);
             self.wishes = Some(Wishes { save: save && progress.step > 0, ..Wishes::default() });
