@@ -190,9 +190,6 @@ impl ElasticWorker<'_> {
         let quiet = args.quiet || member.rank > 0;
         let mut view = RemoteView::new(member.events(), Progress::plain(quiet));
         let group = WorkerGroup::Workers(world);
-        if let Some(out) = self.out.as_ref().filter(|_| member.rank == 0 && member.generation == 0) {
-            train::write_job(job, out).map_err(Ended::Failure)?;
-        }
         let checkpoints = self.out.as_ref().map(|out| train::checkpoint_dir(job, args, out)).transpose();
         let options = RunOptions {
             out: self.out.clone(),

@@ -6,6 +6,7 @@
 use crate::fail::Failure;
 use crate::output::print_error;
 use kolo_ckpt::StepName;
+use kolo_cluster::host_name;
 use kolo_train::checkpoint::{CHECKPOINTS, JOB_FILE};
 use kolo_train::record::OutDir;
 use std::fs;
@@ -111,6 +112,62 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
     ))
 }
 
+/// A directory in which a run writes: no other run does meanwhile.
+#[derive(Debug)]
+pub struct RunLock {
+    path: PathBuf,
+    _file: fs::File,
+}
+
+/// Files that lock a directory, and are removed when its run ends; one that was killed leaves its own, which locks nothing.
+const LOCK: &str = ".lock";
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Locks a directory, which is made if it is not there. `None` where that is not possible: the run finds out why by itself.
+pub fn lock(dir: &Path) -> Result<Option<RunLock>, Failure> {
+    let path = dir.join(LOCK);
+    // Once more if the one before removes its file right now.
+    for _ in 0..ATTEMPTS_MAX {
+        let opened = fs::create_dir_all(dir)
+            .and_then(|()| fs::File::options().read(true).write(true).create(true).truncate(false).open(&path));
+        let Ok(file) = opened else { return Ok(None) };
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => return in_use(dir, &fs::read_to_string(&path).unwrap_or_default()),
+            Err(fs::TryLockError::Error(_)) => return Ok(None),
+            Ok(()) => {}
+        }
+        if is_same_file(&file, &path) {
+            let _ = file.set_len(0);
+            let _ = fs::write(&path, format!("process {} on {}\n", std::process::id(), host_name()));
+            return Ok(Some(RunLock { path, _file: file }));
+        }
+    }
+    Ok(None)
+}
+
+fn is_same_file(file: &fs::File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let same = |a: fs::Metadata, b: fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    file.metadata().ok().zip(fs::metadata(path).ok()).is_some_and(|(open, named)| same(open, named))
+}
+
+/// Somebody holds the lock. Whoever does so on another host may be long gone: a network file system finds out late.
+fn in_use(dir: &Path, holder: &str) -> Result<Option<RunLock>, Failure> {
+    let holder = holder.trim();
+    if !holder.is_empty() && !holder.ends_with(&format!(" on {}", host_name())) {
+        print_error(&format!("note: {} may be in use by another run, {holder}", dir.display()));
+        return Ok(None);
+    }
+    let who = if holder.is_empty() { String::new() } else { format!(", {holder}") };
+    let message = format!("--out {} is in use by another run{who}", dir.display());
+    Err(Failure::usage(message, "wait until it ends, stop it, or name another directory"))
+}
+
 /// A job's name as a part of a path: no separators, no control characters, and not hidden.
 fn safe_name(name: &str) -> String {
     let safe = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
@@ -203,17 +260,19 @@ mod tests {
         }
         let refused = claim(dir, false, RunFiles::All).unwrap_err();
         assert!(refused.message().contains("metrics.jsonl") && refused.message().contains("--overwrite"));
+        fs::write(dir.join(JOB_FILE), "of the old run").unwrap();
         let stale = claim(dir, true, RunFiles::OfRankZero).unwrap();
         let stale: Vec<_> = stale.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
-        assert_eq!(stale, ["events.out.tfevents.0000000007.kolo", "metrics.jsonl", "report.json"]);
+        assert_eq!(stale, ["events.out.tfevents.0000000007.kolo", JOB_FILE, "metrics.jsonl", "report.json"]);
         assert!(
             names(dir).contains(&"rank-12.log".into()) && names(dir).contains(&"metrics.jsonl".into()),
             "nothing began"
         );
         let out = OutDir { path: dir.into(), required: true, stale: claim(dir, true, RunFiles::All).unwrap() };
-        kolo_train::record::Record::create(Some(&out), None, &mut |_| {}).unwrap();
+        kolo_train::record::Record::create(Some(&out), "of the new one", None, &mut |_| {}).unwrap();
+        assert_eq!(fs::read_to_string(dir.join(JOB_FILE)).unwrap(), "of the new one");
         let mut left: Vec<String> = theirs.map(String::from).into();
-        left.extend(["metrics.jsonl".into()]);
+        left.extend([JOB_FILE.into(), "metrics.jsonl".into()]);
         left.sort();
         let event = |name: &String| name.ends_with(".kolo");
         assert_eq!(names(dir).into_iter().filter(|name| !event(name)).collect::<Vec<_>>(), left);
@@ -221,6 +280,39 @@ mod tests {
         fs::create_dir(dir.join("report.json")).unwrap();
         assert!(claim(dir, true, RunFiles::All).unwrap_err().message().contains("is not a file that a run writes"));
         assert!(names(dir).contains(&"metrics.jsonl".into()));
+    }
+
+    #[test]
+    fn a_directory_has_one_run_at_a_time() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("runs/a");
+        let held = lock(&dir).unwrap();
+        assert!(held.is_some() && dir.join(LOCK).exists());
+        let refused = lock(&dir).unwrap_err();
+        let who = format!("is in use by another run, process {} on {}", std::process::id(), host_name());
+        assert!(refused.message().contains(&who), "{}", refused.message());
+        drop(held);
+        assert!(!dir.join(LOCK).exists());
+        // One that was killed left its file.
+        fs::write(dir.join(LOCK), "process 1 on nowhere").unwrap();
+        assert!(lock(&dir).unwrap().is_some());
+        // Many at once: one at a time has it.
+        let (inside, passed) = (std::sync::atomic::AtomicUsize::new(0), std::sync::atomic::AtomicUsize::new(0));
+        let enter = || {
+            for _ in 0..200 {
+                if let Ok(Some(held)) = lock(&dir) {
+                    assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                    passed.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    drop(held);
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(enter))));
+        assert!(passed.into_inner() > 0);
+        // Where no lock can be had, the run itself says what is wrong.
+        fs::write(temp.path().join("file"), "").unwrap();
+        assert!(lock(&temp.path().join("file")).unwrap().is_none());
     }
 
     #[test]

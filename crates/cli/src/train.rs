@@ -18,7 +18,7 @@ use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
 use kolo_parallel::strategy::Strategy;
 use kolo_train::asynchronous::{self, Roles};
-use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir, JOB_FILE};
+use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir};
 use kolo_train::compared::{most_wrong, most_wrong_memory};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
@@ -49,11 +49,14 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
         };
     }
     let prepared = prepare(kinds, args, rank_info.as_ref());
-    let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, rank_info.as_ref())?, prepared)));
+    let claimed = prepared.and_then(|prepared| {
+        let lock = lock_out(args, &prepared.job, rank_info.as_ref())?;
+        Ok((claim_out(args, &prepared.job, rank_info.as_ref())?, lock, prepared))
+    });
     // An elastic job goes on without a worker that cannot start.
     let teller = rank_info.as_ref().filter(|_| !args.elastic);
     let claimed = workers::or_fail_all(claimed, teller, &args.job.workers)?;
-    let (out, Prepared { job, world, roles, elastic }) = claimed;
+    let (out, lock, Prepared { job, world, roles, elastic }) = claimed;
     let outcome = match rank_info {
         Some(rank_info) => {
             if rank_info.launcher != Launcher::Kolo && rank_info.rank == 0 {
@@ -74,10 +77,23 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
         }
         None => alone(&job, args, out.clone()),
     };
+    drop(lock);
     if outcome.is_err() {
         out::remove_if_empty(out.as_ref());
     }
     outcome
+}
+
+/// A directory that others may name as well is this run's until it ends. Whoever started the workers holds it, or the first of them.
+fn lock_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Option<out::RunLock>, Failure> {
+    if rank_info.is_some_and(|rank_info| rank_info.rank > 0 || rank_info.launcher == Launcher::Kolo) {
+        return Ok(None);
+    }
+    match &args.out {
+        Some(path) => out::lock(path),
+        None if args.resume => out::last(&job.name).map_or(Ok(None), |last| out::lock(&last.path)),
+        None => Ok(None),
+    }
 }
 
 /// What it means that a rank is gone which had a part of the model that no other has.
@@ -261,19 +277,8 @@ pub fn checkpoint_dir(job: &Job, args: &Train, out: &OutDir) -> Result<Checkpoin
     Ok(CheckpointDir { root, required, resume, job_text: job.text.clone() })
 }
 
-/// The same, with the job beside it.
 fn checkpoints(job: &Job, args: &Train, out: Option<&OutDir>) -> Result<Option<CheckpointDir>, Failure> {
-    let Some(out) = out else { return Ok(None) };
-    write_job(job, out)?;
-    checkpoint_dir(job, args, out).map(Some)
-}
-
-/// Writes the job into the run's directory.
-pub fn write_job(job: &Job, out: &OutDir) -> Result<(), Failure> {
-    std::fs::create_dir_all(&out.path)
-        .map_err(|error| Failure::job(format!("{}: {error}", out.path.display()), "name another --out directory"))
-        .and_then(|()| write_file(&out.path.join(JOB_FILE), &job.text))
-        .or_else(|failure| if out.required { Err(failure) } else { Ok(()) })
+    out.map(|out| checkpoint_dir(job, args, out)).transpose()
 }
 
 fn steps_shown(args: &Train) -> StepRange {

@@ -1,5 +1,6 @@
 //! What a run leaves on disk while it goes on: metrics as JSON lines and as TensorBoard events.
 
+use crate::checkpoint::JOB_FILE;
 use crate::error::Error;
 use crate::events::EventWriter;
 use crate::metrics::MetricsFile;
@@ -44,10 +45,12 @@ impl Record {
         Self { files: None, required: false, unwritten: None }
     }
 
-    /// Opens the files; of a run that goes on after so many steps, those that are there (and whether what follows its last step
-    /// is still to be done). What went wrong with files that nobody asked for is told to `note`.
+    /// Opens the files, and writes the job beside them; of a run that goes on after so many steps, those that are there (and
+    /// whether what follows its last step is still to be done). What went wrong with files that nobody asked for is told to
+    /// `note`.
     pub fn create(
         out: Option<&OutDir>,
+        job_text: &str,
         resumed: Option<(usize, bool)>,
         note: &mut dyn FnMut(&str),
     ) -> Result<Self, Error> {
@@ -59,7 +62,7 @@ impl Record {
             removed.map_err(|error| write_error(path, &error))
         };
         stale.iter().try_for_each(remove)?;
-        match Files::create(path, resumed) {
+        match Files::create(path, job_text, resumed) {
             Ok(files) => record.files = Some(files),
             Err(error) if *required => return Err(error),
             Err(error) => record.settle(Err(error), note)?,
@@ -116,9 +119,12 @@ impl Record {
 }
 
 impl Files {
-    fn create(dir: &Path, resumed: Option<(usize, bool)>) -> Result<Self, Error> {
+    fn create(dir: &Path, job_text: &str, resumed: Option<(usize, bool)>) -> Result<Self, Error> {
         let failed = |error: std::io::Error| write_error(dir, &error);
         std::fs::create_dir_all(dir).map_err(failed)?;
+        if !job_text.is_empty() {
+            std::fs::write(dir.join(JOB_FILE), job_text).map_err(failed)?;
+        }
         Ok(Self {
             dir: dir.into(),
             metrics: match resumed {

@@ -312,7 +312,8 @@ impl<'r> Run<'r> {
         if let Some((saver, (step, _))) = saver.as_mut().zip(from) {
             saver.has(step);
         }
-        let record = Record::create(out, from, &mut |text| observer.note(text))?;
+        let job_text = dir.as_ref().map_or("", |dir| &dir.job_text);
+        let record = Record::create(out, job_text, from, &mut |text| observer.note(text))?;
         let mut run = Self {
             options,
             observer,
