@@ -54,6 +54,10 @@ pub struct Architecture {
     pub shapes: &'static [(&'static str, &'static [usize], &'static str)],
     /// Keys of their `config.json` and what kolo's model does.
     pub config: &'static [(&'static str, Config)],
+    /// The class and the type in that file.
+    pub class: (&'static str, &'static str),
+    /// Whether the head is the embedding of tokens; `None` if this is about all models of these kinds.
+    pub tied: Option<bool>,
 }
 
 /// What a key of `config.json` must say.
@@ -64,9 +68,19 @@ pub enum Config {
     Flag(bool),
     /// The number that the job has under this key.
     Setting(&'static str),
+    /// Not less than that number.
+    AtLeast(&'static str),
+    /// Rotary positions to the base that the job has under this key, not scaled. The key is that of newer files; older ones have
+    /// [`ROPE_BASE`] and [`ROPE_SCALING`].
+    Rotary(&'static str),
     /// Nothing, or four times the width.
     FourTimesWidth,
 }
+
+const ROPE_BASE: &str = "rope_theta";
+const ROPE_SCALING: &str = "rope_scaling";
+const ROPE_TYPE: &str = "rope_type";
+const NO_CLASS: (&str, &str) = ("", "");
 
 const fn same(ours: &'static str, theirs: &'static str) -> Row {
     Row { ours, theirs, layout: Layout::Same }
@@ -76,26 +90,33 @@ const fn transposed(ours: &'static str, theirs: &'static str) -> Row {
     Row { ours, theirs, layout: Layout::Transposed }
 }
 
-const GPT2_CONFIG: &[(&str, Config)] = &[
-    ("activation_function", Config::Text("gelu_new")),
-    ("layer_norm_epsilon", Config::Number(1e-5)),
-    ("scale_attn_weights", Config::Flag(true)),
-    ("scale_attn_by_inverse_layer_idx", Config::Flag(false)),
-    ("add_cross_attention", Config::Flag(false)),
-    ("tie_word_embeddings", Config::Flag(true)),
-    ("n_inner", Config::FourTimesWidth),
-    ("n_head", Config::Setting("model.heads")),
-    ("n_layer", Config::Setting("model.layers")),
-    ("n_embd", Config::Setting("model.width")),
-    ("n_positions", Config::Setting("model.context")),
-    ("vocab_size", Config::Setting("model.vocab")),
-];
+const GPT2_CLASS: (&str, &str) = ("GPT2LMHeadModel", "gpt2");
+
+const fn gpt2_config(tied: bool) -> [(&'static str, Config); 12] {
+    [
+        ("activation_function", Config::Text("gelu_new")),
+        ("layer_norm_epsilon", Config::Number(1e-5)),
+        ("scale_attn_weights", Config::Flag(true)),
+        ("scale_attn_by_inverse_layer_idx", Config::Flag(false)),
+        ("add_cross_attention", Config::Flag(false)),
+        ("tie_word_embeddings", Config::Flag(tied)),
+        ("n_inner", Config::FourTimesWidth),
+        ("n_head", Config::Setting("model.heads")),
+        ("n_layer", Config::Setting("model.layers")),
+        ("n_embd", Config::Setting("model.width")),
+        ("n_positions", Config::Setting("model.context")),
+        ("vocab_size", Config::Setting("model.vocab")),
+    ]
+}
 
 const GPT2_EXTRAS: &[Extra] = &[
     Extra::Tied("lm_head.weight", "transformer.wte.weight"),
     Extra::Ignored("transformer.h.*.attn.bias"),
     Extra::Ignored("transformer.h.*.attn.masked_bias"),
 ];
+
+const GPT2_MASKS: &[Extra] =
+    &[Extra::Ignored("transformer.h.*.attn.bias"), Extra::Ignored("transformer.h.*.attn.masked_bias")];
 
 /// `GPT2LMHeadModel`. Its `Conv1D` keeps `[in, out]`, as kolo does, and queries, keys and values are one matrix in both.
 const GPT2: Architecture = Architecture {
@@ -115,7 +136,30 @@ const GPT2: Architecture = Architecture {
     ],
     extras: GPT2_EXTRAS,
     shapes: &[],
-    config: GPT2_CONFIG,
+    config: &gpt2_config(true),
+    class: GPT2_CLASS,
+    tied: Some(true),
+};
+
+/// The same with a head of its own.
+const GPT2_UNTIED: Architecture = Architecture {
+    name: "GPT2LMHeadModel of transformers with a head of its own",
+    rows: &[
+        same("wte.weight", "transformer.wte.weight"),
+        same("wpe.weight", "transformer.wpe.weight"),
+        same("h.*.ln_1.*", "transformer.h.*.ln_1.*"),
+        same("h.*.attn.c_attn.*", "transformer.h.*.attn.c_attn.*"),
+        same("h.*.attn.c_proj.*", "transformer.h.*.attn.c_proj.*"),
+        same("h.*.ln_2.*", "transformer.h.*.ln_2.*"),
+        same("h.*.mlp.c_fc.*", "transformer.h.*.mlp.c_fc.*"),
+        same("h.*.mlp.c_proj.*", "transformer.h.*.mlp.c_proj.*"),
+        same("ln_f.*", "transformer.ln_f.*"),
+        same("lm_head.weight", "lm_head.weight"),
+    ],
+    extras: GPT2_MASKS,
+    config: &gpt2_config(false),
+    tied: Some(false),
+    ..GPT2
 };
 
 /// `GPT2Model`, and the files of the first GPT-2: the same without a head and its prefix.
@@ -140,7 +184,9 @@ const GPT2_BARE: Architecture = Architecture {
         Extra::Ignored("h.*.attn.masked_bias"),
     ],
     shapes: &[],
-    config: GPT2_CONFIG,
+    config: &gpt2_config(true),
+    class: GPT2_CLASS,
+    tied: Some(true),
 };
 
 /// The same model of `torch.nn.Linear`, which keeps `[out, in]`, as nanoGPT and its kin write it.
@@ -163,6 +209,61 @@ const GPT2_LINEAR: Architecture = Architecture {
     extras: GPT2_EXTRAS,
     shapes: &[],
     config: &[],
+    class: NO_CLASS,
+    tied: Some(true),
+};
+
+/// Those with a head of its own.
+const GPT2_LINEAR_UNTIED: Architecture = Architecture {
+    name: "GPT-2 of torch.nn.Linear layers with a head of its own",
+    rows: &[
+        same("wte.weight", "transformer.wte.weight"),
+        same("wpe.weight", "transformer.wpe.weight"),
+        transposed("h.*.attn.c_attn.weight", "transformer.h.*.attn.c_attn.weight"),
+        transposed("h.*.attn.c_proj.weight", "transformer.h.*.attn.c_proj.weight"),
+        transposed("h.*.mlp.c_fc.weight", "transformer.h.*.mlp.c_fc.weight"),
+        transposed("h.*.mlp.c_proj.weight", "transformer.h.*.mlp.c_proj.weight"),
+        same("h.*.bias", "transformer.h.*.bias"),
+        same("h.*.ln_1.weight", "transformer.h.*.ln_1.weight"),
+        same("h.*.ln_2.weight", "transformer.h.*.ln_2.weight"),
+        same("ln_f.*", "transformer.ln_f.*"),
+        same("lm_head.weight", "lm_head.weight"),
+    ],
+    extras: GPT2_MASKS,
+    tied: Some(false),
+    ..GPT2_LINEAR
+};
+
+/// `LlamaForCausalLM`, whose names kolo's model has.
+const LLAMA: Architecture = Architecture {
+    name: "LlamaForCausalLM of transformers",
+    kinds: &["llama"],
+    target: Target::Hf,
+    rows: &[
+        same("model.embed_tokens.weight", "model.embed_tokens.weight"),
+        same("model.layers.*.weight", "model.layers.*.weight"),
+        same("model.norm.weight", "model.norm.weight"),
+        same("lm_head.weight", "lm_head.weight"),
+    ],
+    extras: &[Extra::Ignored("model.layers.*.self_attn.rotary_emb.inv_freq")],
+    shapes: &[],
+    config: &[
+        ("hidden_act", Config::Text("silu")),
+        ("rms_norm_eps", Config::Number(1e-5)),
+        ("attention_bias", Config::Flag(false)),
+        ("mlp_bias", Config::Flag(false)),
+        ("tie_word_embeddings", Config::Flag(false)),
+        ("num_attention_heads", Config::Setting("model.heads")),
+        ("num_key_value_heads", Config::Setting("model.kv_heads")),
+        ("num_hidden_layers", Config::Setting("model.layers")),
+        ("hidden_size", Config::Setting("model.width")),
+        ("intermediate_size", Config::Setting("model.hidden")),
+        ("max_position_embeddings", Config::AtLeast("model.context")),
+        ("vocab_size", Config::Setting("model.vocab")),
+        ("rope_parameters", Config::Rotary("model.rope")),
+    ],
+    class: ("LlamaForCausalLM", "llama"),
+    tied: None,
 };
 
 const RESNET: Architecture = Architecture {
@@ -186,6 +287,8 @@ const RESNET: Architecture = Architecture {
          `conv1` must be a 3×3 convolution and `maxpool` nothing",
     )],
     config: &[],
+    class: NO_CLASS,
+    tied: None,
 };
 
 const ALEXNET: Architecture = Architecture {
@@ -196,6 +299,8 @@ const ALEXNET: Architecture = Architecture {
     extras: &[],
     shapes: &[],
     config: &[],
+    class: NO_CLASS,
+    tied: None,
 };
 
 /// Models whose names are those of a state dict already.
@@ -207,12 +312,25 @@ const PLAIN: Architecture = Architecture {
     extras: &[],
     shapes: &[],
     config: &[],
+    class: NO_CLASS,
+    tied: None,
 };
 
-/// Every architecture. The first of a kind and target is the one to write.
-pub const ARCHITECTURES: &[Architecture] = &[GPT2, GPT2_BARE, GPT2_LINEAR, RESNET, ALEXNET, PLAIN];
+/// Every architecture. The first that is of a model and a target is the one to write.
+pub const ARCHITECTURES: &[Architecture] =
+    &[GPT2, GPT2_UNTIED, GPT2_BARE, GPT2_LINEAR, GPT2_LINEAR_UNTIED, LLAMA, RESNET, ALEXNET, PLAIN];
+
+fn setting<'s>(settings: &'s [(String, String)], key: &str) -> Option<&'s str> {
+    settings.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+}
 
 impl Architecture {
+    /// Whether a job's model is written so. `settings` are the job's; heads are tied where it does not say.
+    pub fn is_of(&self, kind: &str, settings: &[(String, String)]) -> bool {
+        let tied = setting(settings, "model.tied").is_none_or(|tied| tied == "true");
+        self.kinds.contains(&kind) && self.tied.is_none_or(|own| own == tied)
+    }
+
     /// The name that a tensor of ours has there.
     pub fn theirs(&self, ours: &str) -> Option<(String, Layout)> {
         self.rows.iter().find_map(|row| Some((fill(row.theirs, &captures(row.ours, ours)?), row.layout)))
@@ -249,8 +367,11 @@ impl Architecture {
 
     /// What a `config.json` says that kolo's model does not do. `settings` are the job's.
     pub fn refuses_config(&self, config: &Value, settings: &[(String, String)]) -> Vec<String> {
-        let setting = |key: &str| settings.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+        let setting = |key: &str| setting(settings, key);
         let wrong = |(key, wanted): &(&str, Config)| {
+            if let Config::Rotary(name) = wanted {
+                return refuses_rotary(key, config, setting(name)?);
+            }
             let stated = config.get(key).filter(|stated| !stated.is_null())?;
             let (fits, wanted) = match wanted {
                 Config::Text(text) => (stated.as_str() == Some(text), format!("\"{text}\"")),
@@ -260,6 +381,12 @@ impl Architecture {
                     let ours = setting(name)?;
                     (stated.to_string() == ours, format!("`{name} = {ours}`"))
                 }
+                Config::AtLeast(name) => {
+                    let ours = setting(name)?;
+                    let fits = stated.as_u64().zip(ours.parse().ok()).is_some_and(|(stated, ours)| stated >= ours);
+                    (fits, format!("`{name} = {ours}`"))
+                }
+                Config::Rotary(_) => return None,
                 Config::FourTimesWidth => {
                     let width = config.get("n_embd").and_then(Value::as_u64).map(|width| 4 * width);
                     (stated.as_u64() == width, "four times the width".into())
@@ -275,21 +402,37 @@ impl Architecture {
         if self.config.is_empty() {
             return None;
         }
-        let mut config = json!({ "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2" });
+        let (class, kind) = self.class;
+        let mut config = json!({ "architectures": [class], "model_type": kind });
         for (key, wanted) in self.config {
             config[*key] = match wanted {
                 Config::Text(text) => json!(text),
                 Config::Number(number) => json!(number),
                 Config::Flag(flag) => json!(flag),
-                Config::Setting(name) => {
-                    let (_, value) = settings.iter().find(|(setting, _)| setting == name)?;
-                    json!(value.parse::<u64>().ok()?)
+                Config::Setting(name) | Config::AtLeast(name) => json!(setting(settings, name)?.parse::<u64>().ok()?),
+                Config::Rotary(name) => {
+                    let base: f64 = setting(settings, name)?.parse().ok()?;
+                    config[ROPE_BASE] = json!(base);
+                    json!({ ROPE_BASE: base, ROPE_TYPE: "default" })
                 }
                 Config::FourTimesWidth => Value::Null,
             };
         }
         Some(config)
     }
+}
+
+/// What a `config.json` says of rotary positions that kolo's model does not do.
+fn refuses_rotary(key: &str, config: &Value, base: &str) -> Option<String> {
+    let newer = config.get(key).filter(|stated| !stated.is_null());
+    let scaling = newer.and_then(|stated| stated.get(ROPE_TYPE)).filter(|kind| kind.as_str() != Some("default"));
+    let scaling = scaling.or(config.get(ROPE_SCALING).filter(|stated| !stated.is_null()));
+    if let Some(scaling) = scaling {
+        return Some(format!("the positions are scaled ({scaling}), which kolo's model does not do"));
+    }
+    let stated = newer.and_then(|stated| stated.get(ROPE_BASE)).or(config.get(ROPE_BASE))?;
+    let fits = stated.as_f64().zip(base.parse().ok()).is_some_and(|(stated, ours): (f64, f64)| stated == ours);
+    (!fits).then(|| format!("`{ROPE_BASE}` is {stated}, but kolo's model has `model.rope = {base}`"))
 }
 
 /// What each `*` of a pattern stands for in a text, if it fits. Earlier ones take as little as they can.
@@ -345,5 +488,36 @@ mod tests {
             "`n_head` is 2, but kolo's model has `model.heads = 4`",
         ];
         assert_eq!(wrong, wanted);
+        let settings =
+            [("model.rope", "10000"), ("model.context", "64")].map(|(key, value)| (key.into(), value.into()));
+        let positions = |config: Value| LLAMA.refuses_config(&config, &settings).join("; ");
+        for fine in [
+            json!({ "rope_theta": 10_000.0, "rope_scaling": null, "max_position_embeddings": 2048 }),
+            json!({ "rope_parameters": { "rope_theta": 1e4, "rope_type": "default" }, "max_position_embeddings": 64 }),
+            json!({}),
+        ] {
+            assert_eq!(positions(fine), "");
+        }
+        for (wrong, wanted) in [
+            (json!({ "rope_theta": 5e5 }), "`rope_theta` is 500000.0, but kolo's model has `model.rope = 10000`"),
+            (json!({ "rope_scaling": { "factor": 8.0 } }), "the positions are scaled ({\"factor\":8.0})"),
+            (json!({ "rope_parameters": { "rope_type": "llama3" } }), "the positions are scaled (\"llama3\")"),
+            (json!({ "max_position_embeddings": 32 }), "is 32, but kolo's model has `model.context = 64`"),
+        ] {
+            assert!(positions(wrong).contains(wanted), "{wanted}");
+        }
+    }
+
+    #[test]
+    fn a_head_of_its_own_has_a_table_of_its_own() {
+        let named = |tied: Option<&str>, target: Target| {
+            let settings: Vec<(String, String)> =
+                tied.map(|tied| ("model.tied".into(), tied.into())).into_iter().collect();
+            let found = ARCHITECTURES.iter().find(|one| one.is_of("gpt", &settings) && one.target == target);
+            found.unwrap().theirs("lm_head.weight").is_some()
+        };
+        for target in [Target::Hf, Target::Torch] {
+            assert_eq!([None, Some("true"), Some("false")].map(|tied| named(tied, target)), [false, false, true]);
+        }
     }
 }

@@ -244,7 +244,7 @@ impl Incoming {
                     path: file.path.clone(),
                     tensor: tensor.name.clone(),
                     what: format!("differs from `{twin}`, but in kolo's model they are the same tensor"),
-                    hint: "kolo cannot represent this model".into(),
+                    hint: "give the model a head of its own: `tied = false` in `[model]`".into(),
                 });
             }
         }

@@ -84,8 +84,8 @@ fn kind_of(settings: &[(String, String)]) -> Option<&str> {
 }
 
 fn architecture_of(source: &TensorSource, to: ExportTarget) -> Result<&'static Architecture, Failure> {
-    let kind = source.checkpoint().and_then(|checkpoint| kind_of(&checkpoint.header().settings));
-    let Some(kind) = kind else {
+    let settings = source.checkpoint().map_or(&[][..], |checkpoint| &checkpoint.header().settings);
+    let Some(kind) = kind_of(settings) else {
         let message = format!("{}: the kind of model is unknown", source.path().display());
         return Err(Failure::usage(message, "export a checkpoint, or leave --to out"));
     };
@@ -93,7 +93,7 @@ fn architecture_of(source: &TensorSource, to: ExportTarget) -> Result<&'static A
         ExportTarget::Hf => Target::Hf,
         ExportTarget::Torch => Target::Torch,
     };
-    let of_kind = || ARCHITECTURES.iter().filter(|architecture| architecture.kinds.contains(&kind));
+    let of_kind = || ARCHITECTURES.iter().filter(|architecture| architecture.is_of(kind, settings));
     let found = of_kind().find(|architecture| architecture.target == target);
     found.ok_or_else(|| {
         let hint = match of_kind().next() {
@@ -125,7 +125,7 @@ pub fn import(
     let wanted: Vec<Wanted> = wanted.collect();
     let kind = kind_of(&job.settings).unwrap_or_default();
     let candidates: Vec<&Architecture> =
-        ARCHITECTURES.iter().filter(|architecture| architecture.kinds.contains(&kind)).collect();
+        ARCHITECTURES.iter().filter(|architecture| architecture.is_of(kind, &job.settings)).collect();
     let incoming = Incoming::find(transfer::open_files(disk.as_ref(), file)?, &candidates, &wanted)?;
     incoming.check_tied()?;
     check_config(disk, file, incoming.architecture, &job)?;

@@ -3,6 +3,7 @@ what their models answer.
 
     gpt2/model.safetensors, gpt2/config.json    a tiny GPT2LMHeadModel as `save_pretrained` wrote it, from a random start
     gpt2/logits.txt                             what it answers: the shape of the tokens, the tokens, then the logits
+    gpt2-untied, llama                          the same with a head of its own, and of a tiny LlamaForCausalLM
     resnet18.header, resnet50.header            the beginning of the file that `safetensors.torch.save_file` wrote of
                                                 torchvision's model with 10 classes: the length and the header
     resnet18.txt, resnet50.txt                  what it answers to two images of 64x64 pixels
@@ -82,10 +83,9 @@ def resnet(name, last):
     write_numbers(OUT / f"{name}.txt", double.tolist())
 
 
-def gpt2():
-    torch.manual_seed(1)
-    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=8, vocab_size=20, bos_token_id=0, eos_token_id=0)
-    model = transformers.GPT2LMHeadModel(config).eval()
+def language_model(name, seed, model):
+    torch.manual_seed(seed)
+    model = model().eval()
     with torch.no_grad():
         # Biases start at zero and norms at one, which would hide a name that is mixed up.
         for parameter in model.parameters():
@@ -93,20 +93,37 @@ def gpt2():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             else:
                 parameter.mul_(10)
-    model.save_pretrained(OUT / "gpt2")
-    (OUT / "gpt2" / "model.safetensors").chmod(0o644)
-    (OUT / "gpt2" / "generation_config.json").unlink(missing_ok=True)
+    model.save_pretrained(OUT / name)
+    (OUT / name / "model.safetensors").chmod(0o644)
+    (OUT / name / "generation_config.json").unlink(missing_ok=True)
     tokens = torch.randint(0, 20, (2, 8))
     with torch.no_grad():
         single, double = model(tokens).logits, model.double()(tokens).logits
-    print("gpt2: float32 differs from float64 by", float((single - double).abs().max()), "of", float(double.abs().max()))
-    write_numbers(OUT / "gpt2" / "logits.txt", [list(tokens.shape), *tokens.tolist(), *double.flatten(0, 1).tolist()])
+    print(name, "float32 differs from float64 by", float((single - double).abs().max()), "of", float(double.abs().max()))
+    write_numbers(OUT / name / "logits.txt", [list(tokens.shape), *tokens.tolist(), *double.flatten(0, 1).tolist()])
+
+
+def gpt2(tied):
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, n_positions=8, vocab_size=20, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24, rms_norm_eps=1e-5,
+        max_position_embeddings=32, vocab_size=20, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
+    )
+    return transformers.LlamaForCausalLM(config)
 
 
 def main():
     torch.set_num_threads(1)
-    shutil.rmtree(OUT / "gpt2", ignore_errors=True)
-    gpt2()
+    models = {"gpt2": lambda: gpt2(True), "gpt2-untied": lambda: gpt2(False), "llama": llama}
+    for name, model in models.items():
+        shutil.rmtree(OUT / name, ignore_errors=True)
+        language_model(name, 1, model)
     resnet("resnet18", "bn2")
     resnet("resnet50", "bn3")
     print(json.dumps({"torch": torch.__version__, "torchvision": torchvision.__version__, "transformers": transformers.__version__}))
