@@ -132,7 +132,11 @@ fn compare(
                 largest: 0.0,
             });
             found.count += 1;
-            found.largest = found.largest.max((values.0 - values.1).abs());
+            // Beside a NaN no difference can be told; it is not a small one.
+            let difference = (values.0 - values.1).abs();
+            if difference.is_nan() || difference > found.largest {
+                found.largest = difference;
+            }
         }
     }
     Ok(found.map(DiffKind::Values))

@@ -303,6 +303,24 @@ const ALEXNET: Architecture = Architecture {
     tied: None,
 };
 
+const VGG: Architecture = Architecture { name: "VGG of torchvision", kinds: &["vgg16"], ..ALEXNET };
+
+/// Without its auxiliary classifier, which only training needs.
+const INCEPTION: Architecture = Architecture {
+    name: "Inception V3 of torchvision",
+    kinds: &["inception_v3"],
+    target: Target::Torch,
+    rows: &[same("*", "*")],
+    extras: &[
+        Extra::Counter { counter: "*.num_batches_tracked", mean: "*.running_mean" },
+        Extra::Ignored("AuxLogits.*"),
+    ],
+    shapes: &[],
+    config: &[],
+    class: NO_CLASS,
+    tied: None,
+};
+
 /// Models whose names are those of a state dict already.
 const PLAIN: Architecture = Architecture {
     name: "a PyTorch state dict of kolo's names",
@@ -316,9 +334,12 @@ const PLAIN: Architecture = Architecture {
     tied: None,
 };
 
+/// Any model under the names that kolo gives it.
+pub const OWN: Architecture = Architecture { name: "kolo's names", kinds: &[], ..PLAIN };
+
 /// Every architecture. The first that is of a model and a target is the one to write.
 pub const ARCHITECTURES: &[Architecture] =
-    &[GPT2, GPT2_UNTIED, GPT2_BARE, GPT2_LINEAR, GPT2_LINEAR_UNTIED, LLAMA, RESNET, ALEXNET, PLAIN];
+    &[GPT2, GPT2_UNTIED, GPT2_BARE, GPT2_LINEAR, GPT2_LINEAR_UNTIED, LLAMA, RESNET, ALEXNET, VGG, INCEPTION, PLAIN];
 
 fn setting<'s>(settings: &'s [(String, String)], key: &str) -> Option<&'s str> {
     settings.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())

@@ -379,7 +379,7 @@ pub enum Ckpt {
     },
     /// Make a run from weights that transformers, torchvision or PyTorch saved as safetensors
     Import {
-        /// The safetensors file, or the model.safetensors.index.json of several
+        /// The safetensors file, the model.safetensors.index.json of several, or the directory of either
         file: PathBuf,
         /// The directory of the run to make
         out: PathBuf,
@@ -389,14 +389,17 @@ pub enum Ckpt {
         /// Override a key of the job file
         #[arg(long = "set", value_name = "KEY=VALUE")]
         set: Vec<String>,
+        /// Replace the files of another run in that directory
+        #[arg(long)]
+        overwrite: bool,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportTarget {
-    /// Hugging Face's transformers: GPT-2
+    /// Hugging Face's transformers: GPT-2, Llama
     Hf,
-    /// PyTorch: torchvision's ResNets and AlexNet, GPT-2 of nn.Linear layers, other models as they are
+    /// PyTorch: torchvision's ResNets, AlexNet, VGG and Inception, GPT-2 of nn.Linear layers, other models as they are
     Torch,
 }
 

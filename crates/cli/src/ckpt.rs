@@ -2,6 +2,8 @@
 
 mod transfer;
 
+pub use transfer::candidates;
+
 use crate::args::Ckpt;
 use crate::fail::Failure;
 use crate::load::Kinds;
@@ -9,12 +11,13 @@ use crate::output::{print_error, println};
 use indicatif::{ProgressBar, ProgressStyle};
 use kolo_ckpt::diff::{DiffKind, Difference, TensorDiff, ValueDiff, diff};
 use kolo_ckpt::{
-    Checkpoint, Header, Listed, MANIFEST, RealDisk, Role, SharedDisk, TensorSource, TensorView, checkpoints_of, list,
-    resolve, unfinished,
+    Checkpoint, CkptError, Header, Listed, MANIFEST, RealDisk, Role, SharedDisk, TensorSource, TensorView,
+    checkpoints_of, list, resolve, unfinished,
 };
 use kolo_train::machine::{format_bytes, format_count};
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use transfer::ImportArgs;
 
 /// Tensors and settings that `diff` lists.
 const DIFFERENCES_SHOWN: usize = 20;
@@ -27,7 +30,9 @@ pub fn ckpt(kinds: &Kinds, command: &Ckpt) -> Result<(), Failure> {
         Ckpt::Verify { path } => verify(&disk, path),
         Ckpt::Diff { first, second } => compare(&disk, first, second),
         Ckpt::Export { path, out, to, overwrite } => transfer::export(&disk, path, out, (*to, *overwrite)),
-        Ckpt::Import { file, out, model, set } => transfer::import(kinds, &disk, file, out, (model, set)),
+        Ckpt::Import { file, out, model, set, overwrite } => {
+            transfer::import(kinds, &disk, file, out, &ImportArgs { model, set, overwrite: *overwrite })
+        }
     }
 }
 
@@ -130,17 +135,21 @@ fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
         let hint = "name a checkpoint or a run directory; other files have no digests to check";
         return Err(Failure::usage(format!("{}: not a directory", path.display()), hint));
     }
-    let all = match !path.join(MANIFEST).exists() {
-        true => list(disk, &checkpoints_of(disk.as_ref(), path))?.into_iter().map(|listed| listed.path).collect(),
-        false => vec![path.to_path_buf()],
+    // Those of a run must also have the names that its resuming goes by.
+    let all: Vec<(PathBuf, Result<Checkpoint, CkptError>)> = match path.join(MANIFEST).exists() {
+        true => vec![(path.to_path_buf(), Checkpoint::open(disk, path))],
+        false => {
+            let listed = list(disk, &checkpoints_of(disk.as_ref(), path))?;
+            listed.into_iter().map(|listed| (listed.path, listed.checkpoint)).collect()
+        }
     };
     if all.is_empty() {
         let hint = "name a checkpoint, or a run directory that has checkpoints";
         return Err(Failure::usage(format!("{}: it contains no checkpoint", path.display()), hint));
     }
-    let mut damaged = 0;
-    for path in &all {
-        let checkpoint = match Checkpoint::open(disk, path) {
+    let (count, mut damaged) = (all.len() as u64, 0);
+    for (path, checkpoint) in all {
+        let checkpoint = match checkpoint {
             Ok(checkpoint) => checkpoint,
             Err(error) => {
                 println!("{}", error.brief());
@@ -160,7 +169,7 @@ fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
     match damaged {
         0 => Ok(()),
         _ => {
-            let message = format!("damaged: {damaged} of {}", counted(all.len() as u64, "checkpoint"));
+            let message = format!("damaged: {damaged} of {}", counted(count, "checkpoint"));
             Err(Failure::job(message, "restore the files from a copy; `--resume` skips damaged checkpoints"))
         }
     }
@@ -196,11 +205,19 @@ fn compare(disk: &SharedDisk, first: &Path, second: &Path) -> Result<(), Failure
     match tensors.is_empty() {
         true => println!("{same} tensors are the same to the bit"),
         false => {
-            let largest = largest.reduce(f64::max).map_or(String::new(), |largest| format!("; by {largest:e} at most"));
+            let more = |a: f64, b: f64| if b.is_nan() || b > a { b } else { a };
+            let largest = largest.reduce(more).map_or(String::new(), |largest| format!("; {}", by_at_most(largest)));
             println!("{} of {} tensors differ{largest}", tensors.len(), tensors.len() + same);
         }
     }
     if tensors.is_empty() { Ok(()) } else { Err(Failure::reported()) }
+}
+
+fn by_at_most(largest: f64) -> String {
+    match largest.is_nan() {
+        true => "some are not a number".into(),
+        false => format!("by {largest:e} at most"),
+    }
 }
 
 fn words(tensor: &TensorDiff) -> String {
@@ -210,9 +227,8 @@ fn words(tensor: &TensorDiff) -> String {
         DiffKind::OnlyInSecond => format!("`{name}` is only in B"),
         DiffKind::OtherType { first, second } => format!("`{name}` is {first} in A and {second} in B"),
         DiffKind::Values(ValueDiff { index, values: (a, b), count, elements, largest }) => {
-            format!(
-                "`{name}` first differs at {index:?}: {a:?} and {b:?}; {count} of {elements} elements differ, by {largest:e} at most"
-            )
+            let by = by_at_most(*largest);
+            format!("`{name}` first differs at {index:?}: {a:?} and {b:?}; {count} of {elements} elements differ, {by}")
         }
     }
 }

@@ -39,6 +39,12 @@ fn job_of(kinds: &Kinds, args: &EvalArgs, trained: &Trained) -> Result<Job, Fail
             return Err(Failure::usage("the job has no test files", "name files with --data, or set `data.test`"));
         }
         job.split = job.split.test_as_held_out();
+        let first = (job.split.held_out_len() > 0).then(|| job.split.held_out(0));
+        if let Some(target) = first.and_then(|first| job.source.missing_target(first)) {
+            let files = args.data.as_deref().unwrap_or("the test files");
+            let message = format!("nothing to compare with: {files} has no column \"{target}\", the target");
+            return Err(Failure::usage(message, "add it, or run `kolo predict`, which needs no target"));
+        }
     }
     if job.split.held_out_len() == 0 {
         let message = "nothing to evaluate: the job holds out no samples";
@@ -80,9 +86,14 @@ fn evaluate(job: Job, args: &EvalArgs, trained: &Trained) -> Result<Evaluated, F
 
 pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
     args.report.as_deref().map_or(Ok(()), check_writable)?;
-    let mut trained = Trained::open(&args.saved)?;
+    let mut trained = Trained::open(kinds, &args.saved)?;
+    trained.leave_layout_out(kinds);
     if let Some(path) = &args.data {
-        trained.set("data.test", path)?;
+        if !trained.reads_files(kinds)? {
+            let message = "--data: the run was trained on built-in data, which tell nobody what files must hold";
+            return Err(Failure::usage(message, "leave --data out to evaluate on its held-out samples"));
+        }
+        trained.test_on(path, "--data");
     }
     let mut evaluated = evaluate(job_of(kinds, args, &trained)?, args, &trained)?;
     let held_out = readable(&evaluated.job);

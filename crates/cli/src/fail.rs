@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::ExitCode;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     message: String,
     code: u8,

@@ -22,7 +22,7 @@ pub struct GenerateArgs {
     /// The text to continue
     #[arg(long, conflicts_with_all = ["prompt_file", "prompt_tokens"])]
     pub prompt: Option<String>,
-    /// A file with the text to continue
+    /// A file with the text to continue, or - for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "prompt_tokens")]
     pub prompt_file: Option<PathBuf>,
     /// Tokens to continue, such as 15496,11; then tokens are printed
@@ -95,7 +95,7 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failur
     }
     let text = match (&args.prompt, &args.prompt_file) {
         (Some(text), _) => text.clone(),
-        (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
+        (None, Some(path)) => read_text(path).map_err(|error| {
             Failure::usage(format!("--prompt-file {}: {error}", path.display()), "name a file of UTF-8 text")
         })?,
         (None, None) => match tokenizer.end_of_text() {
@@ -109,8 +109,25 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failur
     Ok(tokens)
 }
 
+fn read_text(path: &Path) -> std::io::Result<String> {
+    match path.as_os_str() == "-" {
+        true => std::io::read_to_string(std::io::stdin().lock()),
+        false => std::fs::read_to_string(path),
+    }
+}
+
+/// Says that the model sees the end of a long prompt alone.
+fn tell_of_length(args: &GenerateArgs, prompt: usize, context: usize) {
+    if prompt > context && !args.quiet {
+        let kept = (context / 2).max(1);
+        output::print_error(&format!(
+            "note: the prompt has {prompt} tokens and the model's context {context}: it sees the last {kept}"
+        ));
+    }
+}
+
 pub fn generate(kinds: &Kinds, args: &GenerateArgs) -> Result<(), Failure> {
-    let trained = Trained::open(&args.saved)?;
+    let trained = Trained::open(kinds, &args.saved)?;
     let with_tokens = !args.prompt_tokens.is_empty();
     let tokenizer = if with_tokens { Tokenizer::bytes() } else { tokenizer(args, &trained)? };
     let tokens = prompt(args, &tokenizer)?;
@@ -122,6 +139,8 @@ pub fn generate(kinds: &Kinds, args: &GenerateArgs) -> Result<(), Failure> {
     trained.fill(generator.store_mut(), Entry::is_param)?;
     let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;
     let sampling = Sampling { temperature, top_k, top_p, seed };
+    sampling.check()?;
+    tell_of_length(args, tokens.len(), generator.context());
     let end = tokenizer.end_of_text().filter(|_| !args.ignore_end && !with_tokens);
     let decode = |tokens: &[u32]| tokenizer.decode(tokens);
     let (begin, mut first_ms, mut stream) = (Instant::now(), 0.0, TextStream::default());

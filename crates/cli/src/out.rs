@@ -107,9 +107,16 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
         shown += ", …";
     }
     Err(Failure::usage(
-        format!("--out {} contains the files of another run: {shown}", dir.display()),
+        format!("{} contains the files of another run: {shown}", dir.display()),
         "name another directory, or add --overwrite to replace that run's files",
     ))
+}
+
+/// Removes a file or directory that [`claim`] found.
+pub fn remove(path: &Path) -> Result<(), Failure> {
+    let is_dir = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir());
+    let removed = if is_dir { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    removed.map_err(|error| failed(path, &error))
 }
 
 /// A directory in which a run writes: no other run does meanwhile.

@@ -22,7 +22,7 @@ use std::time::Instant;
 pub struct PredictArgs {
     #[command(flatten)]
     pub saved: SavedArgs,
-    /// Files like those of the training, with or without the target; the held-out samples by default
+    /// Files like those of the training, with or without the target, or - for standard input; the held-out samples by default
     #[arg(value_name = "INPUT")]
     pub inputs: Vec<String>,
     /// Write to this file instead of standard output
@@ -67,14 +67,20 @@ struct Lines {
     named: Named,
     /// Whether the header is written.
     begun: bool,
+    /// Predictions that are not a number.
+    not_numbers: usize,
 }
+
+/// What an input may be called that is no file.
+const STANDARD_INPUT: [&str; 2] = ["-", "/dev/stdin"];
+const IMAGE_ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// The largest of some numbers, of equals the first.
 fn largest(values: &[f32]) -> usize {
     (0..values.len()).reduce(|best, at| if values[at] > values[best] { at } else { best }).unwrap_or(0)
 }
 
-/// A number with no more digits than it has.
+/// A number with no more digits than it has; nothing if it is none.
 fn number(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, |value| json!(value))
 }
@@ -121,7 +127,7 @@ impl Lines {
             PredictionKind::Classes { targets: 1, .. } => {
                 let shares = softmax(numbers);
                 let best = largest(&shares);
-                row.push(("class".into(), self.class(best)));
+                row.push(("class".into(), if shares[best].is_nan() { Value::Null } else { self.class(best) }));
                 row.push(("probability".into(), number(shares[best])));
                 if self.probabilities {
                     let of = |at: usize| match self.class(at) {
@@ -141,6 +147,7 @@ impl Lines {
 
     fn write(&mut self, name: &SampleName, numbers: &[f32]) -> std::io::Result<()> {
         let row = self.row(name, numbers);
+        self.not_numbers += usize::from(!numbers.iter().all(|number| number.is_finite()));
         if self.format == Format::Jsonl {
             let members: Vec<String> = row.iter().map(|(name, value)| format!("{}:{value}", json!(name))).collect();
             return writeln!(self.out, "{{{}}}", members.join(","));
@@ -152,6 +159,7 @@ impl Lines {
         }
         let text = |value: &Value| match value {
             Value::String(text) => cell(text),
+            Value::Null => String::new(),
             Value::Array(values) => {
                 let parts: Vec<String> =
                     values.iter().map(|value| value.to_string().trim_matches('"').into()).collect();
@@ -204,11 +212,28 @@ fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -
         return Ok(vec![one(None, Arc::from(job.source), samples)?]);
     }
     let open = |path: &String| {
-        let source = trained.inputs(path, inputs)?;
+        let source = match STANDARD_INPUT.contains(&path.as_str()) {
+            true => trained.inputs_of(&mut std::io::stdin().lock(), inputs)?,
+            false => trained.inputs(path, inputs)?,
+        };
         let samples = (0..source.len()).collect();
         one(Some(path), Arc::from(source), samples)
     };
     paths.iter().map(open).collect()
+}
+
+/// Images that a shell has listed are one input: each is a sample, with the name of its file.
+fn joined(paths: &[String]) -> Vec<String> {
+    let is_image = |path: &String| {
+        let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        IMAGE_ENDINGS.contains(&ending.to_ascii_lowercase().as_str())
+            && !path.contains(',')
+            && Path::new(path).is_file()
+    };
+    match paths.len() > 1 && paths.iter().all(is_image) {
+        true => vec![paths.join(",")],
+        false => paths.to_vec(),
+    }
 }
 
 /// Where predictions go.
@@ -245,10 +270,10 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
-    let trained = Trained::open(&args.saved)?;
+    let trained = Trained::open(kinds, &args.saved)?;
     let (executor, threads): (Arc<dyn Executor>, usize) = (Arc::new(Cpu), args.saved.threads()?);
     let mut predictor = Predictor::new(trained.model(kinds)?, &executor, threads)?;
-    let all = given(kinds, &trained, &args.inputs, predictor.inputs())?;
+    let all = given(kinds, &trained, &joined(&args.inputs), predictor.inputs())?;
     trained.fill(predictor.store_mut(), |_| true)?;
     let Sink { out, file, format } = target(args)?;
     let kind = predictor.kind();
@@ -260,9 +285,10 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
         file: firsts.iter().any(|name| name.file.is_some()),
         key: firsts.iter().any(|name| name.key.is_some()),
     };
-    let mut lines = Lines { out, format, kind, names, probabilities, input: None, named, begun: false };
+    let mut lines = Lines { out, format, kind, names, probabilities, input: None, named, begun: false, not_numbers: 0 };
     let (begin, total) = (Instant::now(), all.iter().map(|given| given.samples.len()).sum::<usize>());
     let written = write_all(&mut predictor, all, &mut lines, (threads, if file.is_some() { total } else { 0 }))?;
+    let not_numbers = lines.not_numbers;
     let written = written.and_then(|skipped| lines.out.flush().map(|()| skipped)).and_then(|skipped| {
         drop(lines);
         file.map_or(Ok(0), WholeFile::finish).map(|_| skipped)
@@ -270,6 +296,12 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let path = args.out.as_deref();
     let skipped = written.map_err(|error| cannot_write(path.unwrap_or(Path::new("standard output")), &error))?;
     tell(args, total - skipped.samples, &skipped, begin);
+    if not_numbers > 0 && !args.quiet {
+        output::print_error(&format!(
+            "note: {} of the predictions are not a number: the weights or these inputs have NaN or infinities",
+            format_count(not_numbers as u64)
+        ));
+    }
     Ok(())
 }
 

@@ -1,18 +1,23 @@
 //! What was trained: a run, a checkpoint or a file of weights, with the job that it came from.
 
+use crate::ckpt::candidates;
 use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::print_error;
 use clap::Args;
-use kolo_ckpt::{RealDisk, TensorSource};
+use kolo_ckpt::transfer::{Incoming, Wanted, open_files};
+use kolo_ckpt::{RealDisk, TensorSource, TensorView};
 use kolo_data::tokenizer::UsedTokenizer;
 use kolo_data::{Field, Source};
 use kolo_exec::Store;
 use kolo_exec::store::Entry;
-use kolo_graph::settings::Settings;
+use kolo_graph::settings::{Setting, SettingError, Settings};
 use kolo_train::{Job, job_file};
+use std::cell::RefCell;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tempfile::NamedTempFile;
 
 /// Which trained model, and how to run it.
 #[derive(Debug, Args)]
@@ -43,15 +48,19 @@ pub struct Trained {
     pub source: TensorSource,
     /// The job file, with the overrides.
     pub root: Settings,
-    /// Every key with the value that counted in training; empty if no run says so.
+    /// Every key with the value that counted in training; empty if nobody says so.
     settings: Vec<(String, String)>,
+    /// How training saw its files, if it had any; or why that is not known.
+    preprocessing: Result<Option<String>, Failure>,
+    /// What standard input held.
+    spooled: RefCell<Vec<NamedTempFile>>,
 }
 
 /// Keys of `[model]` that say what training starts from.
 const OF_TRAINING: [&str; 3] = ["from", "freeze", "fresh"];
 
 impl Trained {
-    pub fn open(args: &SavedArgs) -> Result<Self, Failure> {
+    pub fn open(kinds: &Kinds, args: &SavedArgs) -> Result<Self, Failure> {
         let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), &args.run)?;
         for (path, why) in skipped {
             print_error(&format!("note: skipped {}: {why}", path.display()));
@@ -69,8 +78,40 @@ impl Trained {
         for assignment in &args.set {
             job_file::override_with(&mut root, assignment)?;
         }
-        let settings = header.map_or_else(Vec::new, |header| header.settings.clone());
-        Ok(Self { source, root, settings })
+        let mut settings = header.map_or_else(Vec::new, |header| header.settings.clone());
+        let recorded = header.and_then(|header| header.model.get("preprocessing")?.as_str());
+        let preprocessing = match recorded {
+            Some(recorded) => Ok(Some(recorded.to_string())),
+            None if !settings.is_empty() && !reads_files(kinds, &root)? => Ok(None),
+            // The job says what the weights do not.
+            None => kinds.read(&root).map(|job| {
+                if settings.is_empty() {
+                    settings.clone_from(&job.settings);
+                }
+                job.source.preprocessing()
+            }),
+        };
+        Ok(Self { source, root, settings, preprocessing, spooled: RefCell::default() })
+    }
+
+    /// Whether the job reads files, and not what a registered source makes.
+    pub fn reads_files(&self, kinds: &Kinds) -> Result<bool, Failure> {
+        reads_files(kinds, &self.root)
+    }
+
+    /// Leaves out what says how workers and devices share the training: one process uses the model, on its cores.
+    pub fn leave_layout_out(&mut self, kinds: &Kinds) {
+        let keys = kinds.strategies.iter().flat_map(|kind| kind.keys).filter(|key| !key.of_job);
+        if let Some(parallel) = self.root.table_mut("parallel", "") {
+            keys.for_each(|key| parallel.remove(key.name));
+        }
+        self.root.remove("memory");
+        if let Some(train) = self.root.table_mut("train", "")
+            && train.peek("precision") == Some(&Setting::Text("tf32".into()))
+        {
+            // Products of a GPU; the weights are those of f32.
+            train.remove("precision");
+        }
     }
 
     /// A key of the job, with the value that counted in training; as text without quotes.
@@ -79,9 +120,11 @@ impl Trained {
         value.map(|value| value.trim_matches('"').to_string())
     }
 
-    /// Sets a key of the job to a text.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<(), Failure> {
-        Ok(job_file::override_with(&mut self.root, &format!("{key}={value:?}"))?)
+    /// Evaluates on these files, which a flag named.
+    pub fn test_on(&mut self, files: &str, flag: &str) {
+        if let Some(data) = self.root.table_mut("data", flag) {
+            data.set("test", flag, Setting::Text(files.into()));
+        }
     }
 
     /// The whole job, with its data.
@@ -89,30 +132,53 @@ impl Trained {
         kinds.read(&self.root)
     }
 
-    /// How training saw its files, if it had any.
-    fn preprocessing(&self) -> Option<&str> {
-        let header = self.source.checkpoint().map(kolo_ckpt::Checkpoint::header);
-        header.and_then(|header| header.model.get("preprocessing")?.as_str())
-    }
-
-    /// Which tokenizer made the tokens of the training, if the run says so.
+    /// Which tokenizer made the tokens of the training, if that is known.
     pub fn tokenizer(&self) -> Option<UsedTokenizer> {
-        kolo_data::tokenizer_used(self.preprocessing()?)
+        kolo_data::tokenizer_used(self.preprocessing.as_ref().ok()?.as_ref()?)
     }
 
     /// New files, seen as training saw its own. The data of the training need not be there. If it had no files, these must
     /// hold what the model takes.
     pub fn inputs(&self, path: &str, wanted: &[Field]) -> Result<Box<dyn Source>, Failure> {
-        let Some(preprocessing) = self.preprocessing() else {
+        self.open_inputs(path, path, wanted)
+    }
+
+    /// Opens files that a user knows as `shown`.
+    fn open_inputs(&self, path: &str, shown: &str, wanted: &[Field]) -> Result<Box<dyn Source>, Failure> {
+        let Some(preprocessing) = self.preprocessing.as_ref().map_err(Clone::clone)? else {
             let [field] = wanted else {
                 let message = "the run was not trained on files, and its model takes several inputs";
                 return Err(Failure::usage(message, "leave the files out to predict its held-out samples"));
             };
-            return Ok(Box::new(kolo_data::open_for_field(path, field)?));
+            let source = kolo_data::open_for_field(path, field).map_err(|error| of_input(error, path, shown))?;
+            return Ok(Box::new(source));
         };
-        let settings = self.root.table("data")?;
-        let source = kolo_data::open_for_prediction(path, &settings, preprocessing)?;
-        Ok(Box::new(source))
+        let mut settings = self.root.table("data")?;
+        settings.set("source", path, Setting::Text(path.into()));
+        let source = kolo_data::open_for_prediction(path, &settings, preprocessing);
+        Ok(Box::new(source.map_err(|error| of_input(error, path, shown))?))
+    }
+
+    /// The same of what a reader gives to its end, which has the format of the training's files, or that of `data.format`.
+    pub fn inputs_of(&self, reader: &mut dyn Read, wanted: &[Field]) -> Result<Box<dyn Source>, Failure> {
+        let data = self.root.table("data")?;
+        let ending = match data.peek("source") {
+            Some(Setting::Text(source)) => Path::new(source).extension().map(|ending| format!(".{}", ending.display())),
+            _ => None,
+        };
+        let failed =
+            |error: std::io::Error| Failure::job(format!("standard input: {error}"), "write it to a file first");
+        let mut file = tempfile::Builder::new()
+            .prefix("standard-input-")
+            .suffix(&ending.unwrap_or_default())
+            .tempfile()
+            .map_err(failed)?;
+        std::io::copy(reader, file.as_file_mut()).map_err(failed)?;
+        let path = file.path().to_string_lossy().into_owned();
+        let source = self.open_inputs(&path, "standard input", wanted);
+        // Some formats open their files again.
+        self.spooled.borrow_mut().push(file);
+        source
     }
 
     /// The model alone. Its sizes are those of the training, so the data need not be there.
@@ -134,6 +200,9 @@ impl Trained {
     pub fn fill(&self, store: &mut Store, chosen: impl Fn(&Entry) -> bool) -> Result<(), Failure> {
         let wanted: Vec<Entry> = store.entries().iter().filter(|entry| chosen(entry)).cloned().collect();
         let held = self.source.tensors();
+        if self.source.checkpoint().is_none() && !wanted.iter().all(|entry| is_held(&held, entry)) {
+            return self.fill_with_others_names(store, &wanted);
+        }
         for entry in wanted {
             let Ok(at) = held.binary_search_by(|tensor| tensor.name.cmp(&entry.tensor)) else {
                 let message = format!("{} has no tensor `{}`", place(self.source.path()), entry.tensor);
@@ -157,6 +226,51 @@ impl Trained {
         }
         Ok(())
     }
+
+    /// The same from a file of another library, as `kolo ckpt import` takes it.
+    fn fill_with_others_names(&self, store: &mut Store, entries: &[Entry]) -> Result<(), Failure> {
+        let wanted = entries.iter().map(|entry| Wanted { name: entry.tensor.clone(), shape: entry.whole.to_vec() });
+        let wanted: Vec<Wanted> = wanted.collect();
+        let files = open_files(RealDisk::shared().as_ref(), self.source.path())?;
+        let incoming = Incoming::find(files, &candidates(&self.settings), &wanted)?;
+        incoming.check_tied()?;
+        for entry in entries {
+            if let (Some(values), Some(place)) = (incoming.read(&entry.tensor)?, store.values_mut(&entry.name)) {
+                place.copy_from_slice(&values);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a file has a tensor as the store wants it.
+fn is_held(held: &[TensorView<'_>], entry: &Entry) -> bool {
+    let found = held.binary_search_by(|tensor| tensor.name.cmp(&entry.tensor));
+    found.is_ok_and(|at| held[at].dtype == Some(entry.ty.dtype) && *held[at].shape == *entry.whole)
+}
+
+/// An error of the training's keys, told of an input that a command names.
+fn of_input(error: SettingError, path: &str, shown: &str) -> SettingError {
+    let SettingError { message, hint, .. } = error;
+    let rest = message
+        .strip_prefix("`data.source` names files that cannot be read: ")
+        .or_else(|| message.strip_prefix("`data.source` names files that cannot be used: "))
+        .or_else(|| message.strip_prefix(&format!("`data.source` is \"{path}\", ")));
+    let message = match rest.map(|rest| rest.split_once(' ').unwrap_or((rest, ""))) {
+        Some(("but", rest)) => rest.into(),
+        Some(("which", rest)) => format!("it {rest}"),
+        Some(("whose", rest)) => format!("its {rest}"),
+        Some(_) => rest.unwrap_or_default().trim_start_matches(&format!("{path}, ")).to_string(),
+        None => message,
+    };
+    SettingError { place: shown.into(), message, hint }
+}
+
+/// Whether the job of these settings reads files.
+fn reads_files(kinds: &Kinds, root: &Settings) -> Result<bool, Failure> {
+    let data = root.table("data")?;
+    let Some(Setting::Text(source)) = data.peek("source") else { return Ok(false) };
+    Ok(kolo_data::find(&kinds.sources, source).is_none())
 }
 
 fn place(path: &Path) -> String {

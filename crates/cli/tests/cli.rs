@@ -452,7 +452,7 @@ fn a_directory_holds_one_run() {
         let refused = run_in(dir.path(), &[&words[..], &["-n", workers]].concat());
         assert_eq!(refused.status.code(), Some(2));
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(message.contains("--out out contains the files of another run"), "{message}");
+        assert!(message.contains("out contains the files of another run"), "{message}");
         assert!(message.contains("--overwrite") && message.matches("error:").count() == 1, "{message}");
         assert_eq!(std::fs::read(out.join("metrics.jsonl")).unwrap(), before);
     }

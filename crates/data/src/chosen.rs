@@ -55,6 +55,10 @@ impl Source for ChosenSamples {
         self.source.sample_name(self.samples[sample])
     }
 
+    fn missing_target(&self, sample: usize) -> Option<&str> {
+        self.source.missing_target(self.samples[sample])
+    }
+
     fn is_unreadable(&self, sample: usize) -> bool {
         self.source.is_unreadable(self.samples[sample])
     }

@@ -363,6 +363,12 @@ impl Source for FileSource {
         }
     }
 
+    fn missing_target(&self, sample: usize) -> Option<&str> {
+        let target = self.parts[0].places.target?;
+        let is_missing = self.locate(sample).0.places.target.is_none();
+        is_missing.then(|| self.parts[0].reader.columns()[target].name.as_str())
+    }
+
     fn is_unreadable(&self, sample: usize) -> bool {
         self.meter.is_unreadable(sample)
     }

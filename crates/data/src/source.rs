@@ -87,6 +87,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         SampleName { record: sample, file: None, key: None }
     }
 
+    /// The column that would hold the target of this sample, if its files have none: such samples can be predicted, not judged.
+    fn missing_target(&self, _sample: usize) -> Option<&str> {
+        None
+    }
+
     /// Whether this sample was asked for and could not be read: what was given in its place is not it.
     fn is_unreadable(&self, _sample: usize) -> bool {
         false

@@ -92,6 +92,11 @@ impl Settings {
         }
     }
 
+    /// Takes a key away, as if nobody had written it.
+    pub fn remove(&mut self, key: &str) {
+        self.entries.retain(|entry| entry.key != key);
+    }
+
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.key.as_str())
     }

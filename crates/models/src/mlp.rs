@@ -6,7 +6,7 @@ use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
 
 pub const KIND: ModelKind =
-    ModelKind { name: "mlp", doc: "multi-layer perceptron: inputs hidden classes activation dropout", make };
+    ModelKind { name: "mlp", doc: "multi-layer perceptron: inputs hidden classes outputs activation dropout", make };
 
 #[derive(Debug)]
 struct Mlp {
@@ -22,7 +22,16 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
     let inputs = settings.size("inputs", given.as_ref().map_or(784, |shape| shape.iter().product()))?;
     let numbers = data.and_then(|data| data.iter().find(|field| field.name == "y" && field.kind == Kind::Real));
     let target = match numbers {
-        Some(field) => field.clone(),
+        Some(field) => {
+            let outputs = settings.size("outputs", field.elements())?;
+            if outputs != field.elements() {
+                let message = format!("is {outputs}, but the data's target has {} numbers", field.elements());
+                return Err(settings.wrong("outputs", message, "leave it out"));
+            }
+            field.clone()
+        }
+        // A model that is used without its data.
+        None if data.is_none() && settings.has("outputs") => Field::real("y", &[settings.size("outputs", 1)?]),
         None => Field::index("y", &[], settings.size("classes", data_classes(data, "y").unwrap_or(10))?),
     };
     Ok(Box::new(Mlp {

@@ -232,6 +232,19 @@ elementwise! {
     ],
     cases binary(|| Mul {}, any);
 
+    /// `a · b + c`, rounded once.
+    MulAdd = "mul_add"(a, b, c) => a.mul_add(b, c),
+    grad |cx, g| vec![
+        cx.needs(0).then(|| g.mul(cx.input(1)).sum_to(&cx.input(0))),
+        cx.needs(1).then(|| g.mul(cx.input(0)).sum_to(&cx.input(1))),
+        cx.needs(2).then(|| g.sum_to(&cx.input(2))),
+    ],
+    cases [
+        Case::new(MulAdd {}, [any(vec![3, 37]), any(vec![3, 37]), any(vec![3, 37])]),
+        Case::new(MulAdd {}, [any(vec![2, 3, 5]), any(vec![3, 1]), any(vec![5])]),
+        Case::new(MulAdd {}, [any(vec![0, 4]), any(vec![4]), any(vec![])]),
+    ];
+
     /// `a / b`.
     Div = "div"(a, b) => a / b,
     grad |cx, g| vec![
@@ -499,6 +512,8 @@ kolo_graph::methods! {
         fn add(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Add {}, &[other]) }
         fn sub(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Sub {}, &[other]) }
         fn mul(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Mul {}, &[other]) }
+        /// `self · by + plus`, rounded once.
+        fn mul_add(self, by: Tensor<'b>, plus: Tensor<'b>) -> Tensor<'b> { self.then(MulAdd {}, &[by, plus]) }
         fn div(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Div {}, &[other]) }
         fn maximum(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Maximum {}, &[other]) }
         fn minimum(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Minimum {}, &[other]) }

@@ -210,7 +210,7 @@ impl Job {
             memory,
             executor: Arc::new(Cpu),
             settings: root.resolved(),
-            text: job_file::write(root),
+            text: text_of(root),
         })
     }
 
@@ -218,6 +218,13 @@ impl Job {
     pub fn parallel_setting(&self, key: &Key) -> Option<&str> {
         let name = format!("parallel.{}", key.name);
         self.settings.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The model's parameters and statistics, whoever holds them.
+    pub(crate) fn tensor_names(&self) -> Result<Vec<String>, Error> {
+        let graph = crate::step::evaluation_graph(&*self.model, 1)?;
+        let params = graph.params().map(|(_, param)| param.name.clone());
+        Ok(params.chain(graph.states().map(|(_, state)| state.shard().0.to_string())).collect())
     }
 
     /// What strategies may want to know.
@@ -545,15 +552,32 @@ fn read_loading(data: &Settings) -> Result<Loading, SettingError> {
     })
 }
 
+/// A key that came from the command line.
+fn is_overridden(section: &Settings, key: &str) -> bool {
+    section.place_of(key).is_some_and(|place| place.starts_with("--set"))
+}
+
+/// The job as a file would say it: of two lengths, the one that counts.
+fn text_of(root: &Settings) -> String {
+    let mut root = root.clone();
+    if let Some(train) = root.table_mut("train", "") {
+        match (is_overridden(train, "steps"), is_overridden(train, "epochs")) {
+            (true, false) => train.remove("epochs"),
+            (false, true) => train.remove("steps"),
+            _ => {}
+        }
+    }
+    job_file::write(&root)
+}
+
 /// Steps of the whole run. A length given on the command line wins over one in the file.
 fn read_length(train: &Settings, steps_per_epoch: usize) -> Result<usize, SettingError> {
     let (steps, epochs) = (train.count("steps", 1, 1)?, train.count("epochs", 10, 1)?);
-    let overridden = |key: &str| train.place_of(key).is_some_and(|place| place.starts_with("--set"));
     let by_steps = match (train.has("steps"), train.has("epochs")) {
-        (true, true) if overridden("steps") == overridden("epochs") => {
+        (true, true) if is_overridden(train, "steps") == is_overridden(train, "epochs") => {
             return Err(train.wrong("steps", "cannot be combined with `epochs`", "keep one of the two"));
         }
-        (true, true) => overridden("steps"),
+        (true, true) => is_overridden(train, "steps"),
         (by_steps, _) => by_steps,
     };
     let (key, total) = if by_steps { ("steps", Some(steps)) } else { ("epochs", epochs.checked_mul(steps_per_epoch)) };

@@ -229,7 +229,8 @@ fn start_from(job: &Job, ties: &Ties, trainer: &mut Trainer, observer: &mut dyn 
     if job.start.from.is_none() {
         return Ok(());
     }
-    job.start.fill(trainer.store_mut())?.iter().for_each(|note| observer.note(note));
+    let names = job.tensor_names()?;
+    job.start.fill(trainer.store_mut(), &names)?.iter().for_each(|note| observer.note(note));
     if let Some(links) = ties.links.as_ref().filter(|links| links.workers().rank() == 0) {
         links.start_from(&trainer.entries())?;
     }

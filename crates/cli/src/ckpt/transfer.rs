@@ -5,12 +5,11 @@ use crate::args::{ExportTarget, JobArgs};
 use crate::device::DeviceArg;
 use crate::fail::{Failure, write_file};
 use crate::load::{self, Kinds};
+use crate::out::{self, RunFiles};
 use crate::output::println;
-use kolo_ckpt::mapping::{ARCHITECTURES, Architecture, Target};
+use kolo_ckpt::mapping::{ARCHITECTURES, Architecture, OWN, Target};
 use kolo_ckpt::transfer::{self, Incoming, Wanted};
-use kolo_ckpt::{
-    CHECKPOINTS, Header, Piece, Role, SharedDisk, TensorSource, commit, newest_valid, staging_dir, write_shard,
-};
+use kolo_ckpt::{CHECKPOINTS, Header, INDEX, Piece, Role, SharedDisk, TensorSource, commit, staging_dir, write_shard};
 use kolo_exec::Store;
 use kolo_exec::store::{self, Saved};
 use kolo_train::Job;
@@ -106,27 +105,39 @@ fn architecture_of(source: &TensorSource, to: ExportTarget) -> Result<&'static A
     })
 }
 
-pub fn import(
-    kinds: &Kinds,
-    disk: &SharedDisk,
-    file: &Path,
-    out: &Path,
-    (job_file, set): (&PathBuf, &[String]),
-) -> Result<(), Failure> {
-    let job = read_job(kinds, job_file, set)?;
+/// What an import is told beside its two paths.
+#[derive(Clone, Copy, Debug)]
+pub struct ImportArgs<'a> {
+    /// The job file.
+    pub model: &'a Path,
+    pub set: &'a [String],
+    pub overwrite: bool,
+}
+
+/// Where the weights of a directory are, as `save_pretrained` leaves them.
+fn weights_of(disk: &SharedDisk, path: &Path) -> PathBuf {
+    const WHOLE: &str = "model.safetensors";
+    let name = if path.join(INDEX).exists() { INDEX } else { WHOLE };
+    if disk.is_dir(path) { path.join(name) } else { path.to_path_buf() }
+}
+
+/// What weights of these names may be called in files, the likeliest first.
+pub fn candidates(settings: &[(String, String)]) -> Vec<&'static Architecture> {
+    let kind = kind_of(settings).unwrap_or_default();
+    ARCHITECTURES.iter().filter(|architecture| architecture.is_of(kind, settings)).chain([&OWN]).collect()
+}
+
+pub fn import(kinds: &Kinds, disk: &SharedDisk, file: &Path, out: &Path, args: &ImportArgs<'_>) -> Result<(), Failure> {
+    let file = &weights_of(disk, file);
+    let job = read_job(kinds, args.model, args.set)?;
     let root = out.join(CHECKPOINTS);
-    if newest_valid(disk, &root)?.checkpoint.is_some() {
-        return Err(Failure::usage(format!("{}: the directory contains a run", out.display()), "name a new directory"));
-    }
+    let stale = out::claim(out, args.overwrite, RunFiles::All)?;
     let graph = evaluation_graph(&*job.model, 1)?;
     let mut store = Store::new(&graph, job.seed);
     let entries = store.entries().to_vec();
     let wanted = entries.iter().map(|entry| Wanted { name: entry.tensor.clone(), shape: entry.whole.to_vec() });
     let wanted: Vec<Wanted> = wanted.collect();
-    let kind = kind_of(&job.settings).unwrap_or_default();
-    let candidates: Vec<&Architecture> =
-        ARCHITECTURES.iter().filter(|architecture| architecture.is_of(kind, &job.settings)).collect();
-    let incoming = Incoming::find(transfer::open_files(disk.as_ref(), file)?, &candidates, &wanted)?;
+    let incoming = Incoming::find(transfer::open_files(disk.as_ref(), file)?, &candidates(&job.settings), &wanted)?;
     incoming.check_tied()?;
     check_config(disk, file, incoming.architecture, &job)?;
     for entry in &entries {
@@ -134,7 +145,8 @@ pub fn import(
             place.copy_from_slice(&values);
         }
     }
-    let path = save(disk, &root, &store, &job, &job.text)?;
+    stale.iter().try_for_each(|path| out::remove(path))?;
+    let path = save(disk, &root, &store, &job)?;
     write_file(&out.join(JOB_FILE), &job.text)?;
     println!(
         "{}: {} tensors of {}, weights {}",
@@ -174,7 +186,7 @@ fn check_config(disk: &SharedDisk, file: &Path, architecture: &Architecture, job
 }
 
 /// A checkpoint of a store, as one worker writes it before the first step.
-fn save(disk: &SharedDisk, root: &Path, store: &Store, job: &Job, text: &str) -> Result<PathBuf, Failure> {
+fn save(disk: &SharedDisk, root: &Path, store: &Store, job: &Job) -> Result<PathBuf, Failure> {
     let saved = store.save(None);
     let staging = staging_dir(root, 0, 0);
     let summary = write_shard(disk.as_ref(), &staging, 0, 1, &mut saved.iter().map(piece), &|_| ())?;
@@ -182,7 +194,7 @@ fn save(disk: &SharedDisk, root: &Path, store: &Store, job: &Job, text: &str) ->
         step: 0,
         weights: store.digest(),
         settings: job.settings.clone(),
-        model: json!({ "job": text }),
+        model: json!({ "job": job.text, "preprocessing": job.source.preprocessing() }),
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
         version: env!("CARGO_PKG_VERSION").into(),
         workers: 1,

@@ -95,6 +95,10 @@ impl Source for StreamSource {
         self.files.sample_name(sample)
     }
 
+    fn missing_target(&self, sample: usize) -> Option<&str> {
+        self.files.missing_target(sample)
+    }
+
     fn is_unreadable(&self, sample: usize) -> bool {
         self.files.is_unreadable(sample)
     }

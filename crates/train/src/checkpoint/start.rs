@@ -57,8 +57,9 @@ impl StartWeights {
         self.freeze.iter().any(|pattern| matches_pattern(pattern, parameter))
     }
 
-    /// Fills the parameters and statistics of a store, but for those that are to be fresh. Returns what a user should know.
-    pub fn fill(&self, store: &mut Store) -> Result<Vec<String>, Error> {
+    /// Fills the parameters and statistics of a store, but for those that are to be fresh. The store may hold a part of the model
+    /// only, whose tensors are `names`. Returns what a user should know.
+    pub fn fill(&self, store: &mut Store, names: &[String]) -> Result<Vec<String>, Error> {
         let Some(from) = &self.from else { return Ok(Vec::new()) };
         let failed = |error: kolo_ckpt::CkptError| Error::checkpoint(&error.to_string());
         let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), Path::new(from)).map_err(failed)?;
@@ -73,8 +74,14 @@ impl StartWeights {
                     "{from}: {first}{}",
                     if wrong.len() > 1 { format!(" (and {} more)", wrong.len() - 1) } else { String::new() }
                 ),
-                hint: "start from weights of the same model, or name what to initialise afresh: `fresh = [\"head.*\"]`"
-                    .into(),
+                hint: match source.checkpoint() {
+                    Some(_) => "start from weights of the same model, or name what to initialise afresh: `fresh = [\"head.*\"]`",
+                    None => {
+                        "weights of another library: `kolo ckpt import FILE DIR --model JOB.toml`, and start from DIR; \
+                         otherwise name what to initialise afresh: `fresh = [\"head.*\"]`"
+                    }
+                }
+                .into(),
             });
         }
         store.fill(|entry, out| match wanted(entry) {
@@ -89,19 +96,19 @@ impl StartWeights {
             false => Ok(()),
         })?;
         let skipped = skipped.iter().map(|(path, why)| format!("note: skipped {}: {why}", path.display()));
-        Ok(skipped.chain(surplus(&source, store).map(|text| format!("note: {from} {text}"))).collect())
+        Ok(skipped.chain(surplus(&source, names).map(|text| format!("note: {from} {text}"))).collect())
     }
 }
 
 /// What of the weights the model has no place for, as of one with fewer layers.
-fn surplus(source: &TensorSource, store: &Store) -> Option<String> {
+fn surplus(source: &TensorSource, names: &[String]) -> Option<String> {
     let tensors = source.tensors();
     let is_weight = |tensor: &&kolo_ckpt::TensorView<'_>| tensor.role != Some(kolo_ckpt::Role::Moment);
     let left: Vec<&str> = tensors
         .iter()
         .filter(is_weight)
         .map(|tensor| tensor.name)
-        .filter(|name| !store.entries().iter().any(|entry| entry.tensor == *name))
+        .filter(|name| !names.iter().any(|known| known == name))
         .collect();
     let first = left.first()?;
     Some(match left.len() {

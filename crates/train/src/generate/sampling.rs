@@ -24,7 +24,8 @@ impl Sampling {
     /// The likeliest token, always.
     pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: None, seed: 0 };
 
-    fn check(&self) -> Result<(), Error> {
+    /// Whether tokens can be chosen so.
+    pub fn check(&self) -> Result<(), Error> {
         let wrong = |message: String, hint: &str| Err(Error::Unfit { message, hint: hint.into() });
         if !self.temperature.is_finite() || self.temperature < 0.0 {
             let message = format!("the temperature is {}", self.temperature);

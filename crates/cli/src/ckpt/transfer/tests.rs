@@ -25,9 +25,13 @@ fn write_job(dir: &Path, model: &str, source: &str) -> PathBuf {
 
 const GPT: &str = "kind = \"gpt\"\nlayers = 2\nwidth = 16\nheads = 2\ncontext = 8\nvocab = 20";
 
+fn args(job: &Path) -> ImportArgs<'_> {
+    ImportArgs { model: job, set: &[], overwrite: false }
+}
+
 fn import_to(dir: &Path, file: &Path, job: &PathBuf) -> Result<PathBuf, String> {
     let out = dir.join("imported");
-    import(&Kinds::default(), &RealDisk::shared(), file, &out, (job, &[]))
+    import(&Kinds::default(), &RealDisk::shared(), file, &out, &args(job))
         .map_err(|failure| failure.message().to_owned())?;
     Ok(out)
 }
@@ -233,7 +237,7 @@ fn resnet_answers_the_same(kind: &str, last: &str) {
 
     let small = write_job(dir.path(), &model.replace("64, 64", "32, 32"), "images");
     let error =
-        import(&Kinds::default(), &RealDisk::shared(), &file, &dir.path().join("small"), (&small, &[])).unwrap_err();
+        import(&Kinds::default(), &RealDisk::shared(), &file, &dir.path().join("small"), &args(&small)).unwrap_err();
     let message = error.message();
     assert!(
         message.contains("`conv1.weight` is [64, 3, 7, 7], but `conv1.weight` of the job's model is [64, 3, 3, 3]"),
