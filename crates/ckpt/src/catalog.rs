@@ -150,23 +150,32 @@ pub struct Keep<'a> {
     pub best: Option<&'a Path>,
     /// One that was just committed: it need not be read to be trusted.
     pub committed: Option<&'a Path>,
-    /// Unfinished ones that ranks may be writing: those of this attempt, of later steps than this.
-    pub writing: Option<Writing>,
+    /// Which unfinished ones nobody needs.
+    pub unfinished: Unfinished,
 }
 
-/// An attempt of ranks to save, as in [`staging_dir`], and the last step of which nothing is unfinished any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Writing {
-    pub attempt: u64,
-    pub after: u64,
+/// Unfinished checkpoints that can go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unfinished {
+    /// All of them: nobody is writing.
+    #[default]
+    All,
+    /// Those of earlier steps than one that was just committed, and of its attempt, as in [`staging_dir`], those of its step.
+    /// Ranks of another attempt may be writing that step, too, or a later one.
+    Before { step: u64, attempt: u64 },
 }
 
-impl Writing {
-    /// Whether ranks may be writing into a directory of this name.
+impl Unfinished {
+    /// Whether a directory of this name can go.
     fn has(self, name: &str) -> bool {
-        let parts = name.strip_prefix(UNFINISHED).and_then(|rest| rest.split_once('-'));
+        let Some(rest) = name.strip_prefix(UNFINISHED) else { return false };
+        let parts = rest.split_once('-');
         let parsed = parts.map(|(step, attempt)| (step.parse::<u64>(), attempt.parse::<u64>()));
-        matches!(parsed, Some((Ok(step), Ok(attempt))) if attempt == self.attempt && step > self.after)
+        match (self, parsed) {
+            (Self::All, _) => true,
+            (Self::Before { step, attempt }, Some((Ok(of), Ok(by)))) => of < step || (of == step && by == attempt),
+            (Self::Before { .. }, _) => false,
+        }
     }
 }
 
@@ -198,7 +207,7 @@ pub fn prune(disk: &SharedDisk, root: &Path, keep: Keep<'_>) -> Result<Vec<PathB
     let items = items(disk.as_ref(), root)?;
     for item in items.iter().filter(|item| item.is_dir) {
         let path = root.join(&item.name);
-        if item.name.starts_with(UNFINISHED) && !keep.writing.is_some_and(|writing| writing.has(&item.name)) {
+        if keep.unfinished.has(&item.name) {
             remove_unfinished(disk.as_ref(), &path)?;
             removed.push(path);
         } else if item.name.starts_with(REMOVING) {
@@ -215,7 +224,7 @@ pub(crate) fn remove_unfinished(disk: &dyn Disk, path: &Path) -> Result<(), Ckpt
     let aside = path.with_file_name(format!("{REMOVING}{}", name.trim_start_matches('.')));
     remove_tree(disk, &aside)?;
     match disk.rename(path, &aside) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if others_remove(&error) => Ok(()),
         outcome => {
             outcome.map_err(CkptError::io(path, "rename", None))?;
             remove_tree(disk, &aside)
@@ -223,12 +232,21 @@ pub(crate) fn remove_unfinished(disk: &dyn Disk, path: &Path) -> Result<(), Ckpt
     }
 }
 
+/// Whether a rename failed because somebody else removes the same directory: it is gone, or in the new place already.
+fn others_remove(error: &io::Error) -> bool {
+    use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotFound};
+    matches!(error.kind(), NotFound | DirectoryNotEmpty | AlreadyExists)
+}
+
 /// Removes a checkpoint. It has another name first, so that a half-removed one never looks like one.
 fn remove(disk: &dyn Disk, root: &Path, path: &Path) -> Result<(), CkptError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = root.join(format!("{REMOVING}{name}"));
     remove_tree(disk, &aside)?;
-    disk.rename(path, &aside).map_err(CkptError::io(path, "rename", None))?;
+    match disk.rename(path, &aside) {
+        Err(error) if others_remove(&error) => return Ok(()),
+        outcome => outcome.map_err(CkptError::io(path, "rename", None))?,
+    }
     disk.sync_dir(root).map_err(CkptError::io(root, "sync", None))?;
     remove_tree(disk, &aside)
 }

@@ -68,6 +68,8 @@ pub enum Config {
     Flag(bool),
     /// The number that the job has under this key.
     Setting(&'static str),
+    /// The same of a number with a fraction. Where the file does not say, it means this one.
+    FractionOr(&'static str, f64),
     /// Not less than that number.
     AtLeast(&'static str),
     /// Rotary positions to the base that the job has under this key, not scaled. The key is that of newer files; older ones have
@@ -78,8 +80,12 @@ pub enum Config {
 }
 
 const ROPE_BASE: &str = "rope_theta";
+/// What a file without that key means.
+const ROPE_BASE_USUAL: f64 = 10_000.0;
 const ROPE_SCALING: &str = "rope_scaling";
 const ROPE_TYPE: &str = "rope_type";
+/// What kolo's models had before it was a key of theirs.
+const FRACTION_BEFORE: f64 = 1e-5;
 const NO_CLASS: (&str, &str) = ("", "");
 
 const fn same(ours: &'static str, theirs: &'static str) -> Row {
@@ -249,7 +255,7 @@ const LLAMA: Architecture = Architecture {
     shapes: &[],
     config: &[
         ("hidden_act", Config::Text("silu")),
-        ("rms_norm_eps", Config::Number(1e-5)),
+        ("rms_norm_eps", Config::FractionOr("model.norm_eps", 1e-6)),
         ("attention_bias", Config::Flag(false)),
         ("mlp_bias", Config::Flag(false)),
         ("tie_word_embeddings", Config::Flag(false)),
@@ -393,7 +399,11 @@ impl Architecture {
             if let Config::Rotary(name) = wanted {
                 return refuses_rotary(key, config, setting(name)?);
             }
-            let stated = config.get(key).filter(|stated| !stated.is_null())?;
+            let stated = config.get(key).filter(|stated| !stated.is_null());
+            if let Config::FractionOr(name, meant) = wanted {
+                return refuses_fraction(key, stated, (*meant, format!("{meant:e}")), (name, setting(name)?));
+            }
+            let stated = stated?;
             let (fits, wanted) = match wanted {
                 Config::Text(text) => (stated.as_str() == Some(text), format!("\"{text}\"")),
                 Config::Number(number) => (stated.as_f64() == Some(*number), format!("{number:e}")),
@@ -407,7 +417,7 @@ impl Architecture {
                     let fits = stated.as_u64().zip(ours.parse().ok()).is_some_and(|(stated, ours)| stated >= ours);
                     (fits, format!("`{name} = {ours}`"))
                 }
-                Config::Rotary(_) => return None,
+                Config::Rotary(_) | Config::FractionOr(..) => return None,
                 Config::FourTimesWidth => {
                     let width = config.get("n_embd").and_then(Value::as_u64).map(|width| 4 * width);
                     (stated.as_u64() == width, "four times the width".into())
@@ -431,6 +441,10 @@ impl Architecture {
                 Config::Number(number) => json!(number),
                 Config::Flag(flag) => json!(flag),
                 Config::Setting(name) | Config::AtLeast(name) => json!(setting(settings, name)?.parse::<u64>().ok()?),
+                Config::FractionOr(name, _) => match setting(settings, name) {
+                    Some(ours) => json!(ours.parse::<f64>().ok()?),
+                    None => json!(FRACTION_BEFORE),
+                },
                 Config::Rotary(name) => {
                     let base: f64 = setting(settings, name)?.parse().ok()?;
                     config[ROPE_BASE] = json!(base);
@@ -445,15 +459,33 @@ impl Architecture {
 
 /// What a `config.json` says of rotary positions that kolo's model does not do.
 fn refuses_rotary(key: &str, config: &Value, base: &str) -> Option<String> {
-    let newer = config.get(key).filter(|stated| !stated.is_null());
-    let scaling = newer.and_then(|stated| stated.get(ROPE_TYPE)).filter(|kind| kind.as_str() != Some("default"));
-    let scaling = scaling.or(config.get(ROPE_SCALING).filter(|stated| !stated.is_null()));
-    if let Some(scaling) = scaling {
+    let is_said = |stated: &&Value| !stated.is_null();
+    let newer = config.get(key).filter(is_said);
+    let mut tables = newer.into_iter().chain(config.get(ROPE_SCALING).filter(is_said));
+    let scales = |table: &Value| match table.get(ROPE_TYPE).or(table.get("type")) {
+        Some(kind) => kind.as_str() != Some("default"),
+        None => table.get("factor").is_some(),
+    };
+    if let Some(scaling) = tables.find(|table| scales(table)) {
         return Some(format!("the positions are scaled ({scaling}), which kolo's model does not do"));
     }
-    let stated = newer.and_then(|stated| stated.get(ROPE_BASE)).or(config.get(ROPE_BASE))?;
-    let fits = stated.as_f64().zip(base.parse().ok()).is_some_and(|(stated, ours): (f64, f64)| stated == ours);
-    (!fits).then(|| format!("`{ROPE_BASE}` is {stated}, but kolo's model has `model.rope = {base}`"))
+    let stated = newer.and_then(|stated| stated.get(ROPE_BASE)).or(config.get(ROPE_BASE)).filter(is_said);
+    refuses_fraction(ROPE_BASE, stated, (ROPE_BASE_USUAL, ROPE_BASE_USUAL.to_string()), ("model.rope", base))
+}
+
+/// Why a number of a file, or what it means where the file does not say, is not that of this setting.
+fn refuses_fraction(
+    key: &str,
+    stated: Option<&Value>,
+    (meant, meant_text): (f64, String),
+    (name, ours): (&str, &str),
+) -> Option<String> {
+    let number = stated.map_or(Some(meant), Value::as_f64);
+    let fits = number.zip(ours.parse().ok()).is_some_and(|(number, ours): (f64, f64)| number == ours);
+    (!fits).then(|| {
+        let said = stated.map_or(format!("missing, which means {meant_text}"), Value::to_string);
+        format!("`{key}` is {said}, but kolo's model has `{name} = {ours}`")
+    })
 }
 
 /// What each `*` of a pattern stands for in a text, if it fits. Earlier ones take as little as they can.
@@ -509,9 +541,11 @@ mod tests {
             "`n_head` is 2, but kolo's model has `model.heads = 4`",
         ];
         assert_eq!(wrong, wanted);
-        let settings =
-            [("model.rope", "10000"), ("model.context", "64")].map(|(key, value)| (key.into(), value.into()));
-        let positions = |config: Value| LLAMA.refuses_config(&config, &settings).join("; ");
+        let settings = |rope: &str, norm_eps: &str| {
+            [("model.rope", rope), ("model.context", "64"), ("model.norm_eps", norm_eps)]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        };
+        let positions = |config: Value| LLAMA.refuses_config(&config, &settings("10000", "0.000001")).join("; ");
         for fine in [
             json!({ "rope_theta": 10_000.0, "rope_scaling": null, "max_position_embeddings": 2048 }),
             json!({ "rope_parameters": { "rope_theta": 1e4, "rope_type": "default" }, "max_position_embeddings": 64 }),
@@ -522,11 +556,31 @@ mod tests {
         for (wrong, wanted) in [
             (json!({ "rope_theta": 5e5 }), "`rope_theta` is 500000.0, but kolo's model has `model.rope = 10000`"),
             (json!({ "rope_scaling": { "factor": 8.0 } }), "the positions are scaled ({\"factor\":8.0})"),
-            (json!({ "rope_parameters": { "rope_type": "llama3" } }), "the positions are scaled (\"llama3\")"),
+            (
+                json!({ "rope_parameters": { "rope_type": "llama3" } }),
+                "the positions are scaled ({\"rope_type\":\"llama3\"})",
+            ),
+            (json!({ "rope_scaling": { "type": "linear" }, "rope_theta": 1e4 }), "the positions are scaled"),
+            (
+                json!({ "rope_parameters": { "rope_type": "default" }, "rope_scaling": { "rope_type": "yarn" } }),
+                "the positions are scaled",
+            ),
+            (
+                json!({ "rms_norm_eps": 1e-5 }),
+                "`rms_norm_eps` is 0.00001, but kolo's model has `model.norm_eps = 0.000001`",
+            ),
             (json!({ "max_position_embeddings": 32 }), "is 32, but kolo's model has `model.context = 64`"),
         ] {
-            assert!(positions(wrong).contains(wanted), "{wanted}");
+            let said = positions(wrong);
+            assert!(said.contains(wanted), "{wanted}: {said}");
         }
+        // What a file does not say has the values that it means.
+        let said = LLAMA.refuses_config(&json!({ "rope_theta": null }), &settings("50000", "1e-5"));
+        let wanted = [
+            "`rms_norm_eps` is missing, which means 1e-6, but kolo's model has `model.norm_eps = 1e-5`",
+            "`rope_theta` is missing, which means 10000, but kolo's model has `model.rope = 50000`",
+        ];
+        assert_eq!(said, wanted);
     }
 
     #[test]

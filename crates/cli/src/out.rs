@@ -12,6 +12,7 @@ use kolo_train::record::OutDir;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Where runs go that name no directory.
 const RUNS: &str = "runs";
@@ -123,35 +124,71 @@ pub fn remove(path: &Path) -> Result<(), Failure> {
 #[derive(Debug)]
 pub struct RunLock {
     path: PathBuf,
+    /// The directory was made for it.
+    is_new: bool,
     _file: fs::File,
 }
 
 /// Files that lock a directory, and are removed when its run ends; one that was killed leaves its own, which locks nothing.
-const LOCK: &str = ".lock";
+pub const LOCK: &str = ".lock";
+/// A network file system takes so long to find out that a host is gone, and its locks with it.
+const HOST_GONE_S_MAX: u64 = 120;
 
 impl Drop for RunLock {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+        if let Some(dir) = self.path.parent().filter(|_| self.is_new) {
+            // Fails if the run left something.
+            let _ = fs::remove_dir(dir);
+        }
     }
 }
 
 /// Locks a directory, which is made if it is not there. `None` where that is not possible: the run finds out why by itself.
 pub fn lock(dir: &Path) -> Result<Option<RunLock>, Failure> {
-    let path = dir.join(LOCK);
+    lock_within(dir, Duration::from_secs(HOST_GONE_S_MAX))
+}
+
+/// The same; waits so long for a holder on another host, which may be gone.
+fn lock_within(dir: &Path, patience: Duration) -> Result<Option<RunLock>, Failure> {
+    let (path, is_new, begun) = (dir.join(LOCK), !dir.exists(), Instant::now());
+    let mut is_told = false;
     // Once more if the one before removes its file right now.
     for _ in 0..ATTEMPTS_MAX {
         let opened = fs::create_dir_all(dir)
             .and_then(|()| fs::File::options().read(true).write(true).create(true).truncate(false).open(&path));
-        let Ok(file) = opened else { return Ok(None) };
+        let file = match opened {
+            // The one before removes the directory, too, if it left nothing there.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(_) => return Ok(None),
+            Ok(file) => file,
+        };
         match file.try_lock() {
-            Err(fs::TryLockError::WouldBlock) => return in_use(dir, &fs::read_to_string(&path).unwrap_or_default()),
-            Err(fs::TryLockError::Error(_)) => return Ok(None),
+            Err(fs::TryLockError::WouldBlock) => {
+                let holder = fs::read_to_string(&path).unwrap_or_default();
+                if !is_elsewhere(&holder) || begun.elapsed() >= patience {
+                    return Err(in_use(dir, &holder));
+                }
+                if !is_told {
+                    let (dir, holder) = (dir.display(), holder.trim());
+                    print_error(&format!("note: {dir} is in use by another run, {holder}; waiting in case it is gone"));
+                }
+                is_told = true;
+                std::thread::sleep(Duration::from_secs(1).min(patience));
+                continue;
+            }
+            Err(fs::TryLockError::Error(_)) => {
+                if file.metadata().is_ok_and(|meta| meta.len() == 0) {
+                    let _ = fs::remove_file(&path);
+                }
+                return Ok(None);
+            }
             Ok(()) => {}
         }
         if is_same_file(&file, &path) {
             let _ = file.set_len(0);
             let _ = fs::write(&path, format!("process {} on {}\n", std::process::id(), host_name()));
-            return Ok(Some(RunLock { path, _file: file }));
+            return Ok(Some(RunLock { path, is_new, _file: file }));
         }
     }
     Ok(None)
@@ -163,16 +200,19 @@ fn is_same_file(file: &fs::File, path: &Path) -> bool {
     file.metadata().ok().zip(fs::metadata(path).ok()).is_some_and(|(open, named)| same(open, named))
 }
 
-/// Somebody holds the lock. Whoever does so on another host may be long gone: a network file system finds out late.
-fn in_use(dir: &Path, holder: &str) -> Result<Option<RunLock>, Failure> {
+/// Whether this holder of a lock is on another host.
+fn is_elsewhere(holder: &str) -> bool {
     let holder = holder.trim();
-    if !holder.is_empty() && !holder.ends_with(&format!(" on {}", host_name())) {
-        print_error(&format!("note: {} may be in use by another run, {holder}", dir.display()));
-        return Ok(None);
-    }
+    !holder.is_empty() && !holder.ends_with(&format!(" on {}", host_name()))
+}
+
+/// Somebody holds the lock.
+fn in_use(dir: &Path, holder: &str) -> Failure {
+    let (place, is_elsewhere, holder) = (dir.display(), is_elsewhere(holder), holder.trim());
     let who = if holder.is_empty() { String::new() } else { format!(", {holder}") };
-    let message = format!("--out {} is in use by another run{who}", dir.display());
-    Err(Failure::usage(message, "wait until it ends, stop it, or name another directory"))
+    let gone = if is_elsewhere { format!("; if that process is gone, remove {place}/{LOCK}") } else { String::new() };
+    let hint = format!("wait until it ends, stop it, or name another directory{gone}");
+    Failure::usage(format!("{place} is in use by another run{who}"), &hint)
 }
 
 /// A job's name as a part of a path: no separators, no control characters, and not hidden.
@@ -298,8 +338,14 @@ mod tests {
         let refused = lock(&dir).unwrap_err();
         let who = format!("is in use by another run, process {} on {}", std::process::id(), host_name());
         assert!(refused.message().contains(&who), "{}", refused.message());
+        // Whoever holds it on another host may be gone, and is not driven out.
+        fs::write(dir.join(LOCK), "process 1 on nowhere").unwrap();
+        let refused = lock_within(&dir, Duration::ZERO).unwrap_err();
+        assert!(refused.message().contains("is in use by another run, process 1 on nowhere"), "{}", refused.message());
+        assert!(refused.message().contains("if that process is gone, remove "), "{}", refused.message());
         drop(held);
-        assert!(!dir.join(LOCK).exists());
+        assert!(!dir.exists(), "it was made for a run that left nothing");
+        fs::create_dir_all(&dir).unwrap();
         // One that was killed left its file.
         fs::write(dir.join(LOCK), "process 1 on nowhere").unwrap();
         assert!(lock(&dir).unwrap().is_some());

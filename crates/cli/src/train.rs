@@ -8,7 +8,7 @@ use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
 use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
-use crate::out::{self, RunFiles};
+use crate::out::{self, RunFiles, RunLock};
 use crate::output::{print_error, println};
 use crate::planned_step;
 use crate::progress::Progress;
@@ -50,8 +50,8 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     }
     let prepared = prepare(kinds, args, rank_info.as_ref());
     let claimed = prepared.and_then(|prepared| {
-        let lock = lock_out(args, &prepared.job, rank_info.as_ref())?;
-        Ok((claim_out(args, &prepared.job, rank_info.as_ref())?, lock, prepared))
+        let (out, lock) = claim_out(args, &prepared.job, rank_info.as_ref())?;
+        Ok((out, lock, prepared))
     });
     // An elastic job goes on without a worker that cannot start.
     let teller = rank_info.as_ref().filter(|_| !args.elastic);
@@ -84,18 +84,6 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     outcome
 }
 
-/// A directory that others may name as well is this run's until it ends. Whoever started the workers holds it, or the first of them.
-fn lock_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Option<out::RunLock>, Failure> {
-    if rank_info.is_some_and(|rank_info| rank_info.rank > 0 || rank_info.launcher == Launcher::Kolo) {
-        return Ok(None);
-    }
-    match &args.out {
-        Some(path) => out::lock(path),
-        None if args.resume => out::last(&job.name).map_or(Ok(None), |last| out::lock(&last.path)),
-        None => Ok(None),
-    }
-}
-
 /// What it means that a rank is gone which had a part of the model that no other has.
 fn lost_part(out: Option<&OutDir>) -> String {
     let lost = "its part of the model is lost with it, and the others cannot go on without";
@@ -107,37 +95,62 @@ fn lost_part(out: Option<&OutDir>) -> String {
     }
 }
 
-/// The run's directory, which holds no other run. Whoever is first on this host looks, before anybody is started.
-fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Option<OutDir>, Failure> {
+/// A run's directory, and what keeps other runs out of it until this one ends.
+type Claimed = (Option<OutDir>, Option<RunLock>);
+
+/// The run's directory, which holds no other run. Whoever is first on this host looks, before anybody is started; whoever started
+/// the workers, or the first of them, locks it.
+fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Claimed, Failure> {
     let started_by_us = rank_info.is_some_and(|rank_info| rank_info.launcher == Launcher::Kolo);
     if let Some(out) = rank_info.and_then(|rank_info| elastic::out_of(args, rank_info)) {
-        return Ok(out);
+        return Ok((out, None));
     }
     if rank_info.is_some_and(|rank_info| rank_info.rank > 0) {
-        return Ok(None);
+        return Ok((None, None));
     }
+    let locked = |path: &Path| if started_by_us { Ok(None) } else { out::lock(path) };
     if let Some(path) = &args.out {
+        let lock = locked(path)?;
         let files = if started_by_us { RunFiles::OfRankZero } else { RunFiles::All };
-        let stale = match args.resume {
+        let mut stale = match args.resume {
             true => out::clear_logs(path, files).map(|()| Vec::new())?,
             false => out::claim(path, args.overwrite, files)?,
         };
-        return Ok(Some(OutDir { path: path.clone(), required: true, stale }));
+        if args.elastic {
+            // Whoever begins the run after a loss does not know of them.
+            stale.drain(..).try_for_each(|path| out::remove(&path))?;
+        }
+        return Ok((Some(OutDir { path: path.clone(), required: true, stale }), lock));
     }
     if args.resume && !started_by_us {
-        let last = out::last(&job.name);
-        last.iter().try_for_each(|last| out::clear_logs(&last.path, RunFiles::All))?;
-        return Ok(last.or_else(|| out::fresh(&job.name, args.quiet)));
+        if let Some(last) = out::last(&job.name) {
+            let lock = locked(&last.path)?;
+            out::clear_logs(&last.path, RunFiles::All)?;
+            return Ok((Some(last), lock));
+        }
+        return fresh_out(args, job);
     }
     // Over several hosts there is no telling where rank 0 may write.
     let none = args.no_out || started_by_us || args.job.workers.hosts.is_some();
-    if args.fresh_out.is_some() && !started_by_us {
-        return Err(Failure::usage("--fresh-out is for workers that kolo starts itself", "write --out DIR"));
+    match &args.fresh_out {
+        Some(_) if !started_by_us => {
+            Err(Failure::usage("--fresh-out is for workers that kolo starts itself", "write --out DIR"))
+        }
+        Some(path) => {
+            interrupt::leave_no_empty(path, None);
+            Ok((Some(OutDir::new(path.clone(), false)), None))
+        }
+        None if none => Ok((None, None)),
+        None => fresh_out(args, job),
     }
-    let told = args.fresh_out.clone().map(|path| OutDir::new(path, false));
-    let out = told.or_else(|| if none { None } else { out::fresh(&job.name, args.quiet) });
-    out.iter().for_each(|out| interrupt::leave_no_empty(&out.path));
-    Ok(out)
+}
+
+/// A directory of this run's own, under `runs`.
+fn fresh_out(args: &Train, job: &Job) -> Result<Claimed, Failure> {
+    let Some(out) = out::fresh(&job.name, args.quiet) else { return Ok((None, None)) };
+    let lock = out::lock(&out.path)?;
+    interrupt::leave_no_empty(&out.path, Some(&out.path.join(out::LOCK)));
+    Ok((Some(out), lock))
 }
 
 /// What can be known before anybody is started.

@@ -8,7 +8,7 @@ use kolo_ops::attention::cached;
 use kolo_ops::prelude::*;
 
 pub const KIND: ModelKind =
-    ModelKind { name: "llama", doc: "Llama: layers width heads kv_heads hidden context vocab rope", make };
+    ModelKind { name: "llama", doc: "Llama: layers width heads kv_heads hidden context vocab rope norm_eps", make };
 
 #[derive(Clone, Debug)]
 struct Llama {
@@ -20,9 +20,9 @@ struct Llama {
     context: usize,
     vocab: usize,
     rope: f32,
+    norm_eps: f32,
 }
 
-const EPSILON: f32 = 1e-5;
 /// The usual width of the SwiGLU beside that of the model, in multiples of which it comes.
 const HIDDEN_UNIT: usize = 256;
 
@@ -38,6 +38,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
         context: settings.size("context", context)?,
         vocab: settings.size("vocab", data_classes(data, "x").unwrap_or(1024))?,
         rope: settings.float_in("rope", 10_000.0, 1.0, 1e9)? as f32,
+        norm_eps: settings.float_in("norm_eps", 1e-5, 1e-12, 1.0)? as f32,
     };
     if !width.is_multiple_of(2 * heads) {
         let message = format!("is {heads}, which does not cut the width {width} into heads of an even size");
@@ -56,8 +57,8 @@ impl Llama {
             .scope(name, || x.linear(cx.builder.param("weight", [out, x.dim(2)], Init::Normal { deviation }), None))
     }
 
-    fn norm<'b>(cx: &Build<'b>, name: &str, x: Tensor<'b>) -> Tensor<'b> {
-        cx.builder.scope(name, || x.rms_norm(cx.builder.param("weight", [x.dim(2)], Init::ONES), EPSILON))
+    fn norm<'b>(&self, cx: &Build<'b>, name: &str, x: Tensor<'b>) -> Tensor<'b> {
+        cx.builder.scope(name, || x.rms_norm(cx.builder.param("weight", [x.dim(2)], Init::ONES), self.norm_eps))
     }
 
     /// Turns each head of `[b, t, heads·d]` by its position.
@@ -118,10 +119,10 @@ impl Llama {
     fn block<'b>(&self, cx: &Build<'b>, x: Tensor<'b>, attend: impl Fn(Tensor<'b>) -> Tensor<'b>) -> Tensor<'b> {
         // The residual stream adds up twice per layer; its writers start smaller by that much.
         let residual = 0.02 / (2.0 * self.layers as f64).sqrt();
-        let normed = Self::norm(cx, "input_layernorm", x);
+        let normed = self.norm(cx, "input_layernorm", x);
         let attended = || Self::linear(cx, "o_proj", attend(normed), self.width, residual);
         let x = x.add(cx.builder.scope("self_attn", attended));
-        let normed = Self::norm(cx, "post_attention_layernorm", x);
+        let normed = self.norm(cx, "post_attention_layernorm", x);
         let mlp = cx.builder.scope("mlp", || {
             let gate = Self::linear(cx, "gate_proj", normed, self.hidden, 0.02).silu();
             let up = Self::linear(cx, "up_proj", normed, self.hidden, 0.02);
@@ -142,7 +143,7 @@ impl Llama {
 
     /// Logits, from what the last layer leaves.
     fn head<'b>(&self, cx: &Build<'b>, x: Tensor<'b>) -> Tensor<'b> {
-        Self::norm(cx, "model.norm", x).linear(self.table(cx, "lm_head"), None)
+        self.norm(cx, "model.norm", x).linear(self.table(cx, "lm_head"), None)
     }
 }
 

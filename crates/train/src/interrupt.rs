@@ -78,12 +78,20 @@ pub fn install(speaks: bool) -> io::Result<Interrupt> {
 }
 
 /// A directory that goes if a signal ends the process before there is anything in it.
-static UNUSED: OnceLock<CString> = OnceLock::new();
+static UNUSED: OnceLock<Unused> = OnceLock::new();
 
-/// If the process is ended before its first step, this directory goes, unless there is something in it.
-pub fn leave_no_empty(directory: &Path) {
-    if let Ok(path) = CString::new(directory.as_os_str().as_bytes()) {
-        let _ = UNUSED.set(path);
+struct Unused {
+    directory: CString,
+    /// A file in it that goes with it: this process's lock.
+    lock: Option<CString>,
+}
+
+/// If the process is ended before its first step, this directory goes, unless there is something in it beside this lock of the
+/// process itself.
+pub fn leave_no_empty(directory: &Path, lock: Option<&Path>) {
+    let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).ok();
+    if let Some(directory) = text(directory) {
+        let _ = UNUSED.set(Unused { directory, lock: lock.and_then(text) });
     }
 }
 
@@ -122,9 +130,13 @@ fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>) {
     }
     // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
     if phase == RunPhase::Starting as u8 || (again && signal == SIGINT) {
-        if let Some(path) = UNUSED.get() {
-            // SAFETY: a string that is never changed; the call is allowed in a handler, and fails if there is a file in it.
-            unsafe { libc::rmdir(path.as_ptr()) };
+        if let Some(Unused { directory, lock }) = UNUSED.get() {
+            if let Some(path) = lock {
+                // SAFETY: a string that is never changed; the call is allowed in a handler.
+                unsafe { libc::unlink(path.as_ptr()) };
+            }
+            // SAFETY: as above; it fails if there is a file in it.
+            unsafe { libc::rmdir(directory.as_ptr()) };
         }
         low_level::exit(EXIT_SIGNALLED + signal);
     }

@@ -4,6 +4,7 @@ use crate::checkpoint::JOB_FILE;
 use crate::error::Error;
 use crate::events::EventWriter;
 use crate::metrics::MetricsFile;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +60,10 @@ impl Record {
         let remove = |path: &PathBuf| {
             let is_dir = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir());
             let removed = if is_dir { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
-            removed.map_err(|error| write_error(path, &error))
+            match removed {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                removed => removed.map_err(|error| write_error(path, &error)),
+            }
         };
         stale.iter().try_for_each(remove)?;
         match Files::create(path, job_text, resumed) {
@@ -72,10 +76,15 @@ impl Record {
 
     /// Takes up the files of a run that another process has written so far. The caller writes rows of these steps again, as
     /// some may be missing; later ones go.
-    pub fn reopen(out: Option<&OutDir>, steps: Range<u64>, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
+    pub fn reopen(
+        out: Option<&OutDir>,
+        job_text: &str,
+        steps: Range<u64>,
+        note: &mut dyn FnMut(&str),
+    ) -> Result<Self, Error> {
         let Some(OutDir { path, required, .. }) = out else { return Ok(Self::none()) };
         let mut record = Self { required: *required, ..Self::none() };
-        let outcome = Files::reopen(path, steps).map(|files| record.files = Some(files));
+        let outcome = Files::reopen(path, job_text, steps).map(|files| record.files = Some(files));
         record.settle(outcome, note)?;
         Ok(record)
     }
@@ -121,10 +130,7 @@ impl Record {
 impl Files {
     fn create(dir: &Path, job_text: &str, resumed: Option<(usize, bool)>) -> Result<Self, Error> {
         let failed = |error: std::io::Error| write_error(dir, &error);
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        if !job_text.is_empty() {
-            std::fs::write(dir.join(JOB_FILE), job_text).map_err(failed)?;
-        }
+        begin_in(dir, job_text)?;
         Ok(Self {
             dir: dir.into(),
             metrics: match resumed {
@@ -136,9 +142,9 @@ impl Files {
         })
     }
 
-    fn reopen(dir: &Path, steps: Range<u64>) -> Result<Self, Error> {
+    fn reopen(dir: &Path, job_text: &str, steps: Range<u64>) -> Result<Self, Error> {
         let failed = |error: std::io::Error| write_error(dir, &error);
-        std::fs::create_dir_all(dir).map_err(failed)?;
+        begin_in(dir, job_text)?;
         Ok(Self {
             dir: dir.into(),
             metrics: MetricsFile::reopen(&dir.join("metrics.jsonl"), steps).map_err(failed)?,
@@ -155,6 +161,15 @@ impl Files {
         written = written.and_then(|()| events.flush());
         written.map_err(|error| row_error(events.path(), step, &error))
     }
+}
+
+/// A directory with its job.
+fn begin_in(dir: &Path, job_text: &str) -> Result<(), Error> {
+    let mut made = std::fs::create_dir_all(dir);
+    if !job_text.is_empty() {
+        made = made.and_then(|()| std::fs::write(dir.join(JOB_FILE), job_text));
+    }
+    made.map_err(|error| write_error(dir, &error))
 }
 
 /// With the bytes that the file has, whole rows or not.

@@ -245,6 +245,8 @@ struct Run<'r> {
     trainer: Trainer,
     ties: Ties,
     record: Record,
+    /// Of a run that goes on from an earlier generation, the files are there.
+    begins_record: bool,
     begin: Instant,
     /// What the run took before, in other processes.
     seconds: f64,
@@ -308,7 +310,7 @@ impl<'r> Run<'r> {
             None => None,
         };
         let begin = Instant::now();
-        let out = options.out.as_ref().filter(|_| options.group.is_rank_zero() && options.begins_record());
+        let out = options.out.as_ref().filter(|_| options.group.is_rank_zero() && first);
         let from = resumed.as_ref().map(|record| (record.step, record.pending));
         if let Some((saver, (step, _))) = saver.as_mut().zip(from) {
             saver.has(step);
@@ -321,6 +323,7 @@ impl<'r> Run<'r> {
             trainer,
             ties,
             record,
+            begins_record: first,
             begin,
             seconds: 0.0,
             first_step: from.map_or(0, |(step, _)| step),
@@ -406,8 +409,10 @@ impl<'r> Run<'r> {
     fn after_step(&mut self) -> Result<Option<&'static str>, Error> {
         let wishes = self.agree()?;
         // A save that is under way is worth more than a step.
-        if wishes.yields && !wishes.writing {
-            self.saver.as_mut().map_or(Ok(()), Saver::commit)?;
+        if wishes.yields && !wishes.holds_up {
+            if !wishes.writing {
+                self.saver.as_mut().map_or(Ok(()), Saver::commit)?;
+            }
             return Err(self.yielded());
         }
         let (step, epoch) = (self.trainer.next_step(), self.epoch());
@@ -462,6 +467,7 @@ impl<'r> Run<'r> {
             stop: self.options.interrupt.requested(),
             save: saver.is_some_and(|saver| saver.is_due(&self.job, self.trainer.next_step())),
             writing: saver.is_some_and(Saver::is_writing),
+            holds_up: saver.is_some_and(Saver::holds_up),
             yields: self.asked_to_yield(),
         };
         together::agree(self.ties.in_step(), mine)
@@ -572,9 +578,11 @@ impl<'r> Run<'r> {
 
     /// Starts to save if it is time, and makes visible what all ranks have written.
     fn save(&mut self, wishes: Wishes) -> Result<(), Error> {
-        let improved = self.improved();
+        let mut improved = self.improved();
         if let Some(value) = improved.filter(|_| self.options.elastic.is_some()) {
-            self.save_best(value)?;
+            // What could not be saved is not the best that there is.
+            let is_saved = self.save_best(value)?;
+            improved = improved.filter(|_| is_saved);
         }
         let Some(saver) = &mut self.saver else { return Ok(()) };
         if !wishes.writing {
@@ -611,23 +619,21 @@ impl<'r> Run<'r> {
     }
 
     /// The best state of an elastic run is saved before anybody can be lost in the next step, which would take it along.
-    fn save_best(&mut self, value: f64) -> Result<(), Error> {
+    fn save_best(&mut self, value: f64) -> Result<bool, Error> {
         if self.saver.is_none() || self.trainer.next_step() >= self.job.total_steps {
-            return Ok(());
+            return Ok(true);
         }
         self.trainer.await_copies()?;
         let record = TrainerRecord { best: Some(value), ..self.record() };
-        if let Some(saver) = &mut self.saver {
-            saver.save_now(self.trainer.store(), &[], &record, None)?;
-        }
-        Ok(())
+        let saver = self.saver.as_mut();
+        saver.map_or(Ok(true), |saver| saver.save_now(self.trainer.store(), &[], &record, None))
     }
 
     fn tell_saved(&mut self) {
         let Some(saver) = &mut self.saver else { return };
         let outcome = saver.take_outcome();
         outcome.saved.iter().for_each(|path| self.observer.saved(path));
-        outcome.failed.iter().for_each(|message| self.observer.note(&format!("note: {message}")));
+        outcome.failed.iter().chain(&outcome.left).for_each(|message| self.observer.note(&format!("note: {message}")));
     }
 
     /// Before servers go: their last state, and the weights as all workers left them.
@@ -653,17 +659,18 @@ impl<'r> Run<'r> {
     fn save_last(&mut self, elsewhere: &[Saved], record: &TrainerRecord) -> Result<(), Error> {
         let weights = elsewhere.is_empty().then(|| self.trainer.digest()).transpose()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
-        saver.save_now(self.trainer.store(), elsewhere, record, weights)?;
+        let is_saved = saver.save_now(self.trainer.store(), elsewhere, record, weights)?;
         let outcome = saver.take_outcome();
         outcome.saved.iter().for_each(|path| self.observer.saved(path));
         match outcome.failed.last() {
-            Some(message) if self.must_save => {
+            Some(message) if self.must_save && !is_saved => {
                 // Whatever else could not be written has not been told yet.
                 let rows = self.record.unwritten().map_or(String::new(), |rows| format!("{rows}; "));
                 Err(Error::checkpoint(&format!("{rows}{message}")))
             }
             _ => {
-                outcome.failed.iter().for_each(|message| self.observer.note(&format!("note: {message}")));
+                let notes = outcome.failed.iter().chain(&outcome.left);
+                notes.for_each(|message| self.observer.note(&format!("note: {message}")));
                 Ok(())
             }
         }

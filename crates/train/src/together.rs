@@ -166,6 +166,8 @@ pub struct Wishes {
     pub save: bool,
     /// An earlier save is not yet written.
     pub writing: bool,
+    /// And began a short while ago.
+    pub holds_up: bool,
     /// Somebody waits to be taken in.
     pub yields: bool,
 }
@@ -173,10 +175,10 @@ pub struct Wishes {
 /// What any rank wants: all do the same after the same step.
 pub fn agree(world: Option<&Communicator>, mine: Wishes) -> Result<Wishes, Error> {
     let Some(world) = world else { return Ok(mine) };
-    let mut flags = [mine.stop, mine.save, mine.writing, mine.yields].map(i32::from);
+    let mut flags = [mine.stop, mine.save, mine.writing, mine.holds_up, mine.yields].map(i32::from);
     world.all_reduce(&mut flags, Reduction::Max)?;
-    let [stop, save, writing, yields] = flags.map(|flag| flag > 0);
-    Ok(Wishes { stop, save, writing, yields })
+    let [stop, save, writing, holds_up, yields] = flags.map(|flag| flag > 0);
+    Ok(Wishes { stop, save, writing, holds_up, yields })
 }
 
 /// The bytes of every rank, in the order of ranks.

@@ -71,15 +71,20 @@ fn several_may_clean_up_at_once() {
     let dir = tempfile::tempdir().unwrap();
     for round in 0..50 {
         let unfinished = dir.path().join(format!(".unfinished-{round:08}-1"));
-        std::fs::create_dir(&unfinished).unwrap();
-        (0..20).for_each(|file| std::fs::write(unfinished.join(format!("{file}")), [7]).unwrap());
+        let old = (0..3).map(|at| dir.path().join(format!("step-{:08}", 3 * round + at)));
+        let old: Vec<_> = old.chain([unfinished.clone()]).collect();
+        for made in &old {
+            std::fs::create_dir(made).unwrap();
+            (0..20).for_each(|file| std::fs::write(made.join(format!("{file}")), [7]).unwrap());
+        }
         let clean = || prune(&kolo_ckpt::RealDisk::shared(), dir.path(), Keep { newest: 1, ..Keep::default() });
         let outcomes: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3).map(|_| scope.spawn(clean)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         outcomes.into_iter().for_each(|outcome| drop(outcome.unwrap()));
-        assert!(!unfinished.exists(), "round {round}");
+        let left = old.iter().filter(|made| made.exists()).collect::<Vec<_>>();
+        assert_eq!(left, [&old[2]], "round {round}");
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::*;
 use kolo_ckpt::safetensors::SafetensorsFile;
-use kolo_ckpt::{Keep, RealDisk, Writing, list, newest_valid, prune};
+use kolo_ckpt::{Keep, RealDisk, Unfinished, list, newest_valid, prune};
 
 #[test]
 fn any_number_of_ranks_save_the_same_state() {
@@ -88,7 +88,7 @@ fn a_later_save_of_the_same_step_is_newer_and_old_ones_are_pruned() {
         save(&disk, step, &state(seed, 10), 2, 256).unwrap();
     }
     assert_eq!(names(), ["step-00000100", "step-00000200", "step-00000200.2", "step-00000300"]);
-    for (step, attempt) in [(300, 1), (400, 0), (400, 1)] {
+    for (step, attempt) in [(200, 0), (300, 0), (300, 1), (400, 0), (400, 1)] {
         write_rank(&disk, &staging_dir(root, step, attempt), &state(5, 10), (0, 2), 256).unwrap();
     }
     let weights = root.join("step-00000300/weights-00001-of-00002.safetensors");
@@ -97,11 +97,13 @@ fn a_later_save_of_the_same_step_is_newer_and_old_ones_are_pruned() {
     let found = newest_valid(&shared, root).unwrap();
     assert_eq!(load(found.checkpoint.as_ref().unwrap()), sorted(state(3, 10)));
     assert!(found.skipped[0].1.contains("weights-00001-of-00002.safetensors: chunk 2"), "{}", found.skipped[0].1);
-    let (best, writing) = (root.join("step-00000100"), Writing { attempt: 1, after: 300 });
-    let keep = Keep { newest: 1, best: Some(&best), writing: Some(writing), ..Keep::default() };
+    let (best, unfinished) = (root.join("step-00000100"), Unfinished::Before { step: 300, attempt: 1 });
+    let keep = Keep { newest: 1, best: Some(&best), unfinished, ..Keep::default() };
     prune(&shared, root, keep).unwrap();
     // The newest is damaged, so that the newest sound one stays.
-    assert_eq!(names(), [".unfinished-00000400-1", "step-00000100", "step-00000200.2", "step-00000300"]);
+    let kept = ["step-00000100", "step-00000200.2", "step-00000300"];
+    let written = [".unfinished-00000300-0", ".unfinished-00000400-0", ".unfinished-00000400-1"];
+    assert_eq!(names(), [written, kept].concat());
     save(&disk, 400, &state(6, 10), 2, 256).unwrap();
     prune(&shared, root, Keep { newest: 1, ..Keep::default() }).unwrap();
     assert_eq!(names(), ["step-00000400"]);

@@ -131,6 +131,8 @@ pub fn import(kinds: &Kinds, disk: &SharedDisk, file: &Path, out: &Path, args: &
     let file = &weights_of(disk, file);
     let job = read_job(kinds, args.model, args.set)?;
     let root = out.join(CHECKPOINTS);
+    // Held to the end.
+    let _lock = out::lock(out)?;
     let stale = out::claim(out, args.overwrite, RunFiles::All)?;
     let graph = evaluation_graph(&*job.model, 1)?;
     let mut store = Store::new(&graph, job.seed);

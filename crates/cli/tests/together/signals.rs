@@ -39,6 +39,8 @@ impl OnTerminal {
         unsafe {
             command.pre_exec(|| {
                 libc::setsid();
+                // Whoever runs the tests under `nohup` ignores it.
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
                 libc::ioctl(0, libc::TIOCSCTTY, 0);
                 Ok(())
             });

@@ -86,9 +86,16 @@ const FREE: [&str; 13] = [
 ];
 /// Paths, which may differ where the checkpoint knows its data themselves.
 const PATHS: [&str; 3] = ["data.source", "data.validation", "data.test"];
-/// Keys that older checkpoints do not have, with what those runs did. `base_batch` matters where rates are scaled only.
-const ADDED: [(&str, &str); 4] =
-    [("train.lr_scaling", "\"none\""), ("train.base_batch", ""), ("data.stream", "false"), ("data.labels", "\"\"")];
+/// Keys that older checkpoints do not have, with what those runs did. `base_batch` matters where rates are scaled only, and
+/// `outputs` is what the data say.
+const ADDED: [(&str, &str); 6] = [
+    ("train.lr_scaling", "\"none\""),
+    ("train.base_batch", ""),
+    ("data.stream", "false"),
+    ("data.labels", "\"\""),
+    ("model.outputs", ""),
+    ("model.norm_eps", "1e-5"),
+];
 /// Keys of the length of a run, which may grow.
 const LENGTH: [&str; 2] = ["train.steps", "train.epochs"];
 
@@ -197,6 +204,8 @@ fn compare(job: &Job, header: &Header, path: &str) -> Result<Vec<String>, Error>
     let as_before = |key: &str, value: &str| {
         ADDED.iter().any(|(added, usual)| *added == key && (*usual == value || usual.is_empty()))
             || parallel_key(job, key).is_some_and(|key| key.default_text() == value)
+            // A key that was not known then was not written.
+            || (key_of(key) != key && value == "false")
     };
     let new = now.iter().filter(|(key, value)| !then.contains_key(*key) && !as_before(key, value));
     let new = new.map(|(key, _)| (key, &"left out"));

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::{machine, together};
 use kolo_base::{lock, wait};
-use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary};
+use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary, Unfinished};
 use kolo_comm::Communicator;
 use kolo_exec::Store;
 use kolo_exec::store::{Copier, Entry, Saved};
@@ -14,7 +14,7 @@ use kolo_graph::Region;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Opens when the copy of a state is made.
 #[derive(Debug, Default)]
@@ -44,12 +44,36 @@ pub(crate) struct Ending {
     pub saved: Vec<PathBuf>,
     /// What went wrong; earlier checkpoints are as they were.
     pub failed: Vec<String>,
+    /// What was not cleaned up.
+    pub left: Vec<String>,
 }
 
 /// Copies a rank's share and writes it; returns the memory of the copy.
 type WriteThread = JoinHandle<(Vec<u8>, Result<Summary, CkptError>)>;
-/// Makes a checkpoint visible.
-type CommitThread = JoinHandle<Result<PathBuf, CkptError>>;
+
+/// A manifest on its way: makes the checkpoint of this step visible.
+#[derive(Debug)]
+struct Committing {
+    step: usize,
+    thread: JoinHandle<Result<Published, CkptError>>,
+}
+
+impl Committing {
+    fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+/// A checkpoint that is visible.
+#[derive(Debug)]
+struct Published {
+    path: PathBuf,
+    /// What was not cleaned up after it, and why.
+    left: Option<CkptError>,
+}
+
+/// A new worker waits so long for a save that is under way, and no longer: a disk may hang.
+const HOLDS_UP_MAX: Duration = Duration::from_secs(60);
 
 /// A rank's share of a checkpoint on its way to the disk.
 #[derive(Debug)]
@@ -67,7 +91,7 @@ pub(crate) struct Handover {
     began: Instant,
     /// Nobody waits for its result any more.
     writing: Option<WriteThread>,
-    committing: Option<CommitThread>,
+    committing: Option<Committing>,
 }
 
 /// Saves the state of a run, together with all ranks that hold a part of it.
@@ -90,7 +114,7 @@ pub(crate) struct Saver {
     buffer: Vec<u8>,
     writing: Option<Writing>,
     /// At the first rank: the manifest on its way.
-    committing: Option<CommitThread>,
+    committing: Option<Committing>,
     /// The share of a save that ended with an earlier generation.
     abandoned: Option<WriteThread>,
     /// The last save is not known to be visible. All ranks answer alike.
@@ -98,6 +122,8 @@ pub(crate) struct Saver {
     began: Instant,
     /// The step of the last state that was saved, or is being saved.
     saved_step: Option<usize>,
+    /// At the first rank: the step of the last checkpoint that it knows to be visible.
+    visible: Option<usize>,
     outcome: Ending,
 }
 
@@ -129,6 +155,7 @@ impl Saver {
             unpublished: false,
             began: Instant::now(),
             saved_step: None,
+            visible: None,
             outcome: Ending::default(),
         })
     }
@@ -168,7 +195,12 @@ impl Saver {
         let writing = self.writing.as_ref().and_then(|writing| writing.thread.as_ref().ok());
         let share = writing.is_some_and(|thread| !thread.is_finished());
         let abandoned = self.abandoned.as_ref().is_some_and(|thread| !thread.is_finished());
-        share || abandoned || self.committing.as_ref().is_some_and(|thread| !thread.is_finished())
+        share || abandoned || self.committing.as_ref().is_some_and(|committing| !committing.is_finished())
+    }
+
+    /// Whether it writes, and has not done so for long: others may wait for its end.
+    pub fn holds_up(&self) -> bool {
+        self.is_writing() && self.began.elapsed() < HOLDS_UP_MAX
     }
 
     /// No rank is writing any more: what all have committed is visible, or has failed. All ranks call it together.
@@ -198,8 +230,13 @@ impl Saver {
         (self.began, self.abandoned, self.committing) = (began, writing, committing);
     }
 
-    /// The state after this step is saved already.
+    /// There is a checkpoint of the state after this step.
     pub fn has(&mut self, step: usize) {
+        (self.saved_step, self.visible) = (Some(step), Some(step));
+    }
+
+    /// A generation before has saved the state after this step, as far as it could.
+    pub fn was_saved(&mut self, step: usize) {
         self.saved_step = Some(step);
     }
 
@@ -243,10 +280,12 @@ impl Saver {
         };
         let Some(shards) = self.gather(&staging, written)? else { return Ok(()) };
         self.settle_commit();
-        let publication = self.publication(staging, header, shards);
+        let step = header.step as usize;
+        let of_earlier = Unfinished::Before { step: header.step, attempt: self.attempt };
+        let publication = self.publication(staging, header, shards, of_earlier);
         let work = move || publication.publish();
         match std::thread::Builder::new().name("kolo-manifest".into()).spawn(work) {
-            Ok(thread) => self.committing = Some(thread),
+            Ok(thread) => self.committing = Some(Committing { step, thread }),
             Err(error) => self.outcome.failed.push(format!("a checkpoint is not saved: {error}")),
         }
         Ok(())
@@ -263,7 +302,8 @@ impl Saver {
         self.commit()?;
         self.settle_commit();
         self.unpublished = false;
-        if self.saved_step == Some(record.step) && self.outcome.failed.is_empty() {
+        // From here on no rank writes, or makes anything visible.
+        if !self.is_missing(record.step)? {
             return Ok(true);
         }
         self.saved_step = Some(record.step);
@@ -274,32 +314,45 @@ impl Saver {
             Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
         let written = shard.write(&mut here.chain(elsewhere.iter().map(saved_piece)));
         if let Some(shards) = self.gather(&staging, written)? {
-            let outcome = self.publication(staging, header, shards).publish();
-            self.note(outcome);
+            let outcome = self.publication(staging, header, shards, Unfinished::All).publish();
+            self.note(record.step, outcome);
         }
         // Nobody leaves before the checkpoint is there: whoever starts next finds it.
-        let failed = self.is_first() && !self.outcome.failed.is_empty();
-        Ok(!together::any(self.world.as_deref(), failed)?)
+        let is_missing = self.is_missing(record.step)?;
+        if is_missing {
+            self.saved_step = None;
+        }
+        Ok(!is_missing)
+    }
+
+    /// Whether a rank knows of no visible checkpoint of this step. All ranks call it together.
+    fn is_missing(&self, step: usize) -> Result<bool, Error> {
+        let known = self.saved_step == Some(step) && (!self.is_first() || self.visible == Some(step));
+        together::any(self.world.as_deref(), !known)
     }
 
     /// What came of the saves since this was last asked.
     pub fn take_outcome(&mut self) -> Ending {
-        if self.committing.as_ref().is_some_and(JoinHandle::is_finished) {
+        if self.committing.as_ref().is_some_and(Committing::is_finished) {
             self.settle_commit();
         }
         std::mem::take(&mut self.outcome)
     }
 
     fn settle_commit(&mut self) {
-        if let Some(thread) = self.committing.take() {
+        if let Some(Committing { step, thread }) = self.committing.take() {
             let outcome = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            self.note(outcome);
+            self.note(step, outcome);
         }
     }
 
-    fn note(&mut self, outcome: Result<PathBuf, CkptError>) {
+    fn note(&mut self, step: usize, outcome: Result<Published, CkptError>) {
         match outcome {
-            Ok(path) => self.outcome.saved.push(path),
+            Ok(Published { path, left }) => {
+                self.visible = Some(step);
+                self.outcome.left.extend(left.map(|error| format!("after {} was saved: {error}", path.display())));
+                self.outcome.saved.push(path);
+            }
             Err(error) => self.outcome.failed.push(error.to_string()),
         }
     }
@@ -338,9 +391,15 @@ impl Saver {
         kolo_ckpt::staging_dir(&self.dir.root, step as u64, self.attempt)
     }
 
-    fn publication(&self, staging: PathBuf, header: Header, shards: Vec<Summary>) -> Publication {
+    fn publication(
+        &self,
+        staging: PathBuf,
+        header: Header,
+        shards: Vec<Summary>,
+        unfinished: Unfinished,
+    ) -> Publication {
         let (disk, root) = (Arc::clone(&self.disk), self.dir.root.clone());
-        Publication { disk, root, staging, header, shards, rule: self.rule.clone(), attempt: self.attempt }
+        Publication { disk, root, staging, header, shards, rule: self.rule.clone(), unfinished }
     }
 
     /// The entries to write: what servers hold is theirs.
@@ -456,22 +515,23 @@ struct Publication {
     header: Header,
     shards: Vec<Summary>,
     rule: SavingRule,
-    attempt: u64,
+    /// What goes with the old ones.
+    unfinished: Unfinished,
 }
 
 impl Publication {
     /// Makes the checkpoint visible, then removes those that are not to be kept.
-    fn publish(&self) -> Result<PathBuf, CkptError> {
+    fn publish(&self) -> Result<Published, CkptError> {
         let path = kolo_ckpt::commit(&*self.disk, &self.root, &self.staging, &self.header, &self.shards)?;
+        let left = self.clean_up(&path).err();
+        Ok(Published { path, left })
+    }
+
+    fn clean_up(&self, committed: &Path) -> Result<(), CkptError> {
         let best = self.best()?;
-        let keep = Keep {
-            newest: self.rule.keep,
-            best: best.as_deref(),
-            committed: Some(&path),
-            writing: Some(kolo_ckpt::Writing { attempt: self.attempt, after: self.header.step }),
-        };
-        kolo_ckpt::prune(&self.disk, &self.root, keep)?;
-        Ok(path)
+        let (newest, committed) = (self.rule.keep, Some(committed));
+        let keep = Keep { newest, best: best.as_deref(), committed, unfinished: self.unfinished };
+        kolo_ckpt::prune(&self.disk, &self.root, keep).map(drop)
     }
 
     /// The checkpoint with the best value of the watched metric.

@@ -9,7 +9,7 @@
 
 mod progress;
 
-use super::{Run, RunOptions};
+use super::Run;
 use crate::checkpoint::{self, CheckpointDir, Handover, Saver};
 use crate::error::Error;
 use crate::parts::{self, Choice, Holding, Offer, Part};
@@ -20,6 +20,7 @@ use crate::trainer::Trainer;
 use kolo_base::lock;
 use kolo_comm::{Communicator, Fault};
 pub(super) use progress::{Mark, Progress};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -61,6 +62,8 @@ struct Carried {
     times: Quantiles,
     data_waits: Quantiles,
     begin: Instant,
+    /// What the run took before this process began, and the step at which that was.
+    before: (f64, usize),
     /// What is left of the saves.
     saves: Option<Handover>,
 }
@@ -102,10 +105,10 @@ impl Elastic {
     pub(super) fn keep(&self, mut run: Run<'_>, finished: bool) -> Trainer {
         let held = if finished { Vec::new() } else { run.trainer.held() };
         let progress = run.all_progress();
-        let Run { times, begin, ties, trainer, saver, .. } = run;
+        let Run { times, begin, seconds, first_step, ties, trainer, saver, .. } = run;
         let (data_waits, saves) = (ties.data_waits, saver.map(Saver::hand_over));
-        let relieved = false;
-        *lock(&self.carried) = Some(Carried { progress, held, relieved, times, data_waits, begin, saves });
+        let (relieved, before) = (false, (seconds, first_step));
+        *lock(&self.carried) = Some(Carried { progress, held, relieved, times, data_waits, begin, before, saves });
         trainer
     }
 
@@ -145,8 +148,9 @@ impl Elastic {
             keep_beside(&mut carried, run);
             return Err(fault.into());
         }
-        if let Some(Carried { times, data_waits, begin, saves, .. }) = carried.take() {
+        if let Some(Carried { times, data_waits, begin, before, saves, .. }) = carried.take() {
             (run.times, run.ties.data_waits, run.begin) = (times, data_waits, begin);
+            (run.seconds, run.first_step) = before;
             run.saver.as_mut().zip(saves).into_iter().for_each(|(saver, saves)| saver.take_over(saves));
         }
         Ok(())
@@ -202,7 +206,7 @@ impl Elastic {
         [row.recovery_ms, row.agreement_ms] = times.map(|ms| ms as u64);
         run.generations.push(row);
         if world.rank() == 0 {
-            if generation > 0 {
+            if !run.begins_record {
                 run.reopen_record()?;
             }
             lock(&self.on_resume)(step);
@@ -217,10 +221,10 @@ fn keep_beside(carried: &mut Option<Carried>, run: &mut Run<'_>) {
     match carried.as_mut().filter(|carried| !carried.relieved) {
         Some(carried) => carried.held.extend(held),
         None => {
-            let (times, begin) = (run.times.clone(), run.begin);
+            let (times, begin, before) = (run.times.clone(), run.begin, (run.seconds, run.first_step));
             let (progress, data_waits) = (run.all_progress(), run.ties.data_waits.clone());
             let saves = carried.take().and_then(|carried| carried.saves);
-            *carried = Some(Carried { progress, held, relieved: false, times, data_waits, begin, saves });
+            *carried = Some(Carried { progress, held, relieved: false, times, data_waits, begin, before, saves });
         }
     }
 }
@@ -261,25 +265,18 @@ fn hand_on(world: &Communicator, own: Option<&Progress>) -> Result<Progress, Err
     serde_json::from_slice(&bytes).map_err(failed)
 }
 
-/// The generations so far, of the rank that knows most of them: a spare was not part of all.
+/// The generations so far: a spare was not part of all.
 fn gather_generations(world: &Communicator, carried: Option<&Carried>) -> Result<Vec<GenerationRow>, Error> {
     let own = carried.and_then(|carried| carried.progress.first()).map(|progress| &progress.generations[..]);
     let text = serde_json::to_vec(own.unwrap_or_default()).map_err(|error| Error::bug(&error))?;
-    let mut longest: Vec<GenerationRow> = Vec::new();
+    let mut all = BTreeMap::new();
     for text in together::gather_bytes(Some(world), &text)? {
         let known: Vec<GenerationRow> = serde_json::from_slice(&text).map_err(|error| Error::bug(&error))?;
-        if known.len() > longest.len() {
-            longest = known;
+        for row in known {
+            all.entry(row.generation).or_insert(row);
         }
     }
-    Ok(longest)
-}
-
-impl RunOptions {
-    /// How the files of a run begin: those of a later generation are there.
-    pub(super) fn begins_record(&self) -> bool {
-        self.elastic.as_ref().is_none_or(|elastic| elastic.generation() == 0)
-    }
+    Ok(all.into_values().collect())
 }
 
 impl Run<'_> {

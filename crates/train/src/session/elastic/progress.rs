@@ -11,6 +11,7 @@ use crate::together::Wishes;
 use crate::trainer::Evaluation;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Rows of the metrics that a new first rank can write again. The one before is a step behind or ahead at most.
 const ROWS: usize = 16;
@@ -34,6 +35,10 @@ pub(in super::super) struct Progress {
     saved_best: Option<u64>,
     /// A save was due, or begun, and nobody knows that there is one.
     owed: bool,
+    /// The last step whose state was saved, if that is over.
+    saved: Option<usize>,
+    /// Seconds since the run began.
+    seconds: u64,
     log: [u64; 3],
     history: Vec<(usize, u64, u64, Vec<(String, u64)>)>,
     evaluated: Option<Evaluated>,
@@ -165,6 +170,8 @@ impl Run<'_> {
             since: self.watch.since,
             saved_best: self.best.map(f64::to_bits),
             owed: self.owed || self.saver.as_ref().is_some_and(Saver::is_unpublished),
+            saved: self.saver.as_ref().filter(|saver| !saver.is_unpublished()).and_then(Saver::saved_step),
+            seconds: self.elapsed_s().to_bits(),
             log: self.log.to_bits(),
             ..Progress::default()
         }
@@ -188,6 +195,12 @@ impl Run<'_> {
         self.history = progress.history.iter().map(row).collect();
         self.rows = Progress { rows: progress.rows, ..Progress::default() };
         (self.best, self.owed) = (progress.saved_best.map(f64::from_bits), progress.owed);
+        if let Some((saver, step)) = self.saver.as_mut().zip(progress.saved) {
+            saver.was_saved(step);
+        }
+        // Of a worker that is new: this process begins here.
+        (self.seconds, self.begin) = (f64::from_bits(progress.seconds), Instant::now());
+        self.first_step = progress.step;
         // A save that was due after the last step went with the generation before.
         if !self.pending && self.ended.is_none() {
             let save = self.job.saving.is_due_after(progress.step, self.job.steps_per_epoch);
@@ -202,7 +215,8 @@ impl Run<'_> {
         let first = self.rows.rows.front().map_or(next, |row| row.step.min(next));
         let mut note = |text: &str| self.observer.note(text);
         let steps = first as u64..next as u64;
-        let mut record = Record::reopen(self.options.out.as_ref(), steps, &mut note)?;
+        let job_text = self.options.checkpoints.as_ref().map_or("", |dir| &dir.job_text);
+        let mut record = Record::reopen(self.options.out.as_ref(), job_text, steps, &mut note)?;
         for Row { step, epoch, values } in &self.rows.rows {
             let values: Vec<(&str, f64)> =
                 values.iter().map(|(name, value)| (name.as_str(), f64::from_bits(*value))).collect();
