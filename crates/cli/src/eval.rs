@@ -8,8 +8,8 @@ use crate::progress::Bar;
 use crate::saved::{SavedArgs, Trained};
 use clap::Args;
 use kolo_data::{ChosenSamples, Split};
-use kolo_exec::Options;
 use kolo_exec::store::Role;
+use kolo_exec::{Executor, Options};
 use kolo_train::trainer::Evaluation;
 use kolo_train::{Job, Trainer};
 use serde_json::{Map, json};
@@ -32,8 +32,9 @@ pub struct EvalArgs {
 }
 
 /// The job, with the samples to evaluate on held out.
-fn job_of(kinds: &Kinds, args: &EvalArgs, trained: &Trained) -> Result<Job, Failure> {
+fn job_of(kinds: &Kinds, args: &EvalArgs, trained: &Trained, executor: &Arc<dyn Executor>) -> Result<Job, Failure> {
     let mut job = trained.job(kinds)?;
+    job.run_on(Arc::clone(executor))?;
     if args.test || args.data.is_some() {
         if job.split.test_len() == 0 {
             return Err(Failure::usage("the job has no test files", "name files with --data, or set `data.test`"));
@@ -87,7 +88,8 @@ fn evaluate(job: Job, args: &EvalArgs, trained: &Trained) -> Result<Evaluated, F
 pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
     args.report.as_deref().map_or(Ok(()), check_writable)?;
     let mut trained = Trained::open(kinds, &args.saved)?;
-    trained.leave_layout_out(kinds);
+    let executor = args.saved.device.executor()?;
+    trained.leave_layout_out(kinds, &*executor);
     if let Some(path) = &args.data {
         if !trained.reads_files(kinds)? {
             let message = "--data: the run was trained on built-in data, which tell nobody what files must hold";
@@ -95,12 +97,13 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
         }
         trained.test_on(path, "--data");
     }
-    let mut evaluated = evaluate(job_of(kinds, args, &trained)?, args, &trained)?;
+    let mut evaluated = evaluate(job_of(kinds, args, &trained, &executor)?, args, &trained)?;
     let held_out = readable(&evaluated.job);
     let skipped = evaluated.job.split.held_out_len() - held_out.len();
     if skipped > 0 {
         // Others stood in for them, which would count twice.
-        evaluated = evaluate(with_held_out(job_of(kinds, args, &trained)?, &held_out), args, &trained)?;
+        let job = with_held_out(job_of(kinds, args, &trained, &executor)?, &held_out);
+        evaluated = evaluate(job, args, &trained)?;
     }
     let Evaluated { job, trainer, evaluation } = evaluated;
     let Some(evaluation) = evaluation else { return Ok(()) };

@@ -7,12 +7,9 @@ use crate::saved::{SavedArgs, Trained};
 use clap::Args;
 use kolo_data::ReadError;
 use kolo_data::tokenizer::Tokenizer;
-use kolo_exec::Executor;
-use kolo_exec::cpu::Cpu;
 use kolo_exec::store::Entry;
 use kolo_train::generate::{Generator, Sampling, TextStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 #[derive(Debug, Args)]
@@ -55,7 +52,7 @@ pub struct GenerateArgs {
 }
 
 /// The tokenizer that the model was trained with: that of the run, unless it says nothing of one.
-fn tokenizer(args: &GenerateArgs, trained: &Trained) -> Result<Tokenizer, Failure> {
+fn tokenizer(kinds: &Kinds, args: &GenerateArgs, trained: &Trained) -> Result<Tokenizer, Failure> {
     let used = trained.tokenizer();
     let failed = kolo_train::Error::from;
     if let Some(path) = &args.tokenizer {
@@ -69,8 +66,10 @@ fn tokenizer(args: &GenerateArgs, trained: &Trained) -> Result<Tokenizer, Failur
     if let Some(used) = used {
         return Ok(used.open().map_err(failed)?);
     }
-    let named = trained.setting("data.tokenizer").filter(|path| !path.is_empty());
-    Ok(named.map_or_else(|| Ok(Tokenizer::bytes()), |path| Tokenizer::open(Path::new(&path))).map_err(failed)?)
+    if let Some(path) = trained.setting("data.tokenizer").filter(|path| !path.is_empty()) {
+        return Ok(Tokenizer::open(Path::new(&path)).map_err(failed)?);
+    }
+    Ok(trained.alphabet(kinds)?.unwrap_or_else(Tokenizer::bytes))
 }
 
 /// Refuses a tokenizer that cannot be the model's.
@@ -105,7 +104,9 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failur
         },
     };
     let mut tokens = Vec::new();
-    tokenizer.encode(&text, &mut tokens).map_err(kolo_train::Error::from)?;
+    tokenizer.encode(&text, &mut tokens).map_err(|ReadError { message, hint, .. }| {
+        Failure::usage(format!("the prompt cannot be read: {message}"), &hint)
+    })?;
     Ok(tokens)
 }
 
@@ -129,10 +130,10 @@ fn tell_of_length(args: &GenerateArgs, prompt: usize, context: usize) {
 pub fn generate(kinds: &Kinds, args: &GenerateArgs) -> Result<(), Failure> {
     let trained = Trained::open(kinds, &args.saved)?;
     let with_tokens = !args.prompt_tokens.is_empty();
-    let tokenizer = if with_tokens { Tokenizer::bytes() } else { tokenizer(args, &trained)? };
+    let tokenizer = if with_tokens { Tokenizer::bytes() } else { tokenizer(kinds, args, &trained)? };
     let tokens = prompt(args, &tokenizer)?;
-    let executor: Arc<dyn Executor> = Arc::new(Cpu);
-    let mut generator = Generator::new(trained.model(kinds)?, &executor, args.saved.threads()?)?;
+    let (executor, threads) = (args.saved.device.executor()?, args.saved.threads()?);
+    let mut generator = Generator::new(trained.model(kinds)?, &executor, threads)?;
     if !with_tokens {
         check_vocabulary(&tokenizer, generator.vocab(), trained.tokenizer().is_some())?;
     }

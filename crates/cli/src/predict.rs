@@ -8,8 +8,6 @@ use crate::saved::{SavedArgs, Trained};
 use crate::whole_file::WholeFile;
 use clap::{Args, ValueEnum};
 use kolo_data::{Field, SampleName, Source};
-use kolo_exec::Executor;
-use kolo_exec::cpu::Cpu;
 use kolo_train::machine::format_count;
 use kolo_train::predict::{PredictionKind, Predictor, softmax};
 use serde_json::{Value, json};
@@ -271,7 +269,7 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
 
 pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let trained = Trained::open(kinds, &args.saved)?;
-    let (executor, threads): (Arc<dyn Executor>, usize) = (Arc::new(Cpu), args.saved.threads()?);
+    let (executor, threads) = (args.saved.device.executor()?, args.saved.threads()?);
     let mut predictor = Predictor::new(trained.model(kinds)?, &executor, threads)?;
     let all = given(kinds, &trained, &joined(&args.inputs), predictor.inputs())?;
     trained.fill(predictor.store_mut(), |_| true)?;

@@ -1,16 +1,17 @@
 //! What was trained: a run, a checkpoint or a file of weights, with the job that it came from.
 
 use crate::ckpt::candidates;
+use crate::device::{self, DeviceArg};
 use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::print_error;
 use clap::Args;
 use kolo_ckpt::transfer::{Incoming, Wanted, open_files};
 use kolo_ckpt::{RealDisk, TensorSource, TensorView};
-use kolo_data::tokenizer::UsedTokenizer;
+use kolo_data::tokenizer::{Tokenizer, UsedTokenizer};
 use kolo_data::{Field, Source};
-use kolo_exec::Store;
 use kolo_exec::store::Entry;
+use kolo_exec::{Executor, Store};
 use kolo_graph::settings::{Setting, SettingError, Settings};
 use kolo_train::{Job, job_file};
 use std::cell::RefCell;
@@ -34,6 +35,8 @@ pub struct SavedArgs {
     /// Threads; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
+    #[arg(long, default_value = "auto", help = device::help())]
+    pub device: DeviceArg,
 }
 
 impl SavedArgs {
@@ -99,8 +102,8 @@ impl Trained {
         reads_files(kinds, &self.root)
     }
 
-    /// Leaves out what says how workers and devices share the training: one process uses the model, on its cores.
-    pub fn leave_layout_out(&mut self, kinds: &Kinds) {
+    /// Leaves out what says how workers and devices share the training: one process uses the model, on this executor.
+    pub fn leave_layout_out(&mut self, kinds: &Kinds, executor: &dyn Executor) {
         let keys = kinds.strategies.iter().flat_map(|kind| kind.keys).filter(|key| !key.of_job);
         if let Some(parallel) = self.root.table_mut("parallel", "") {
             keys.for_each(|key| parallel.remove(key.name));
@@ -108,8 +111,9 @@ impl Trained {
         self.root.remove("memory");
         if let Some(train) = self.root.table_mut("train", "")
             && train.peek("precision") == Some(&Setting::Text("tf32".into()))
+            && executor.in_tf32().is_none()
         {
-            // Products of a GPU; the weights are those of f32.
+            // Products of another device; the weights are those of f32.
             train.remove("precision");
         }
     }
@@ -135,6 +139,14 @@ impl Trained {
     /// Which tokenizer made the tokens of the training, if that is known.
     pub fn tokenizer(&self) -> Option<UsedTokenizer> {
         kolo_data::tokenizer_used(self.preprocessing.as_ref().ok()?.as_ref()?)
+    }
+
+    /// The tokenizer of a registered source whose tokens are single characters.
+    pub fn alphabet(&self, kinds: &Kinds) -> Result<Option<Tokenizer>, Failure> {
+        if self.reads_files(kinds)? {
+            return Ok(None);
+        }
+        Ok(self.job(kinds)?.source.alphabet().map(Tokenizer::characters))
     }
 
     /// New files, seen as training saw its own. The data of the training need not be there. If it had no files, these must

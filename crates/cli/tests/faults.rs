@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         return together::run(&words[1..], &["together"]);
     }
     if let ["kills", count] = words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        elastic::kills::kills(count.parse().expect("a number of jobs"));
+        elastic::kills::kills(count.parse().expect("a number of kills"));
         return ExitCode::SUCCESS;
     }
     // A shell starts what runs in its background with these ignored, and children inherit that.

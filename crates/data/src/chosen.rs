@@ -47,6 +47,10 @@ impl Source for ChosenSamples {
         format!("{} samples of {}", self.samples.len(), self.source.describe())
     }
 
+    fn alphabet(&self) -> Option<&str> {
+        self.source.alphabet()
+    }
+
     fn class_names(&self) -> Option<&[String]> {
         self.source.class_names()
     }

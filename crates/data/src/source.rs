@@ -77,6 +77,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The characters that its tokens stand for, in the order of their numbers; `None` if tokens are not single characters.
+    fn alphabet(&self) -> Option<&str> {
+        None
+    }
+
     /// What a trained model needs to see new files as it saw these, for `open_for_prediction`; `None` if it reads no files.
     fn preprocessing(&self) -> Option<String> {
         None

@@ -1,6 +1,6 @@
 //! Tokenizers: from text to numbers and back.
 //!
-//! The plainest takes bytes as tokens and needs no file. The others are files as the library `tokenizers` writes them
+//! The plainest takes bytes as tokens, or the characters of an alphabet, and needs no file. The others are files as the library `tokenizers` writes them
 //! (`tokenizer.json`), read and trained by that library, behind the cargo feature of its name. Long text is encoded in
 //! pieces that end at a line, which is a function of the text alone: any number of threads gives the same tokens.
 
@@ -101,6 +101,7 @@ fn digest_of(_bytes: &[u8]) -> String {
 #[derive(Debug)]
 enum TokenizerKind {
     Bytes,
+    Characters(Vec<char>),
     #[cfg(feature = "tokenizers")]
     Library(Box<tokenizers::Tokenizer>),
 }
@@ -109,6 +110,13 @@ impl Tokenizer {
     /// Every byte of the text is a token.
     pub fn bytes() -> Self {
         Self { kind: Arc::new(TokenizerKind::Bytes), vocab: 256, end_of_text: None, digest: "bytes".into() }
+    }
+
+    /// Every character of the alphabet is a token, whose number is its place there.
+    pub fn characters(alphabet: &str) -> Self {
+        let characters: Vec<char> = alphabet.chars().collect();
+        let (vocab, digest) = (characters.len(), format!("characters:{alphabet}"));
+        Self { kind: Arc::new(TokenizerKind::Characters(characters)), vocab, end_of_text: None, digest }
     }
 
     /// Reads a `tokenizer.json`.
@@ -178,6 +186,13 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), ReadError> {
         match &*self.kind {
             TokenizerKind::Bytes => out.extend(text.bytes().map(u32::from)),
+            TokenizerKind::Characters(alphabet) => {
+                let place = |character| alphabet.iter().position(|known| *known == character);
+                for (at, character) in text.chars().enumerate() {
+                    let token = place(character).ok_or_else(|| unknown_character(alphabet, at, character))?;
+                    out.push(token as u32);
+                }
+            }
             #[cfg(feature = "tokenizers")]
             TokenizerKind::Library(library) => {
                 let encoded = guarded(|| library.encode_fast(text, false)).map_err(|error| {
@@ -195,6 +210,10 @@ impl Tokenizer {
             TokenizerKind::Bytes => {
                 let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
                 String::from_utf8_lossy(&bytes).into_owned()
+            }
+            TokenizerKind::Characters(alphabet) => {
+                let character = |token: &u32| alphabet.get(*token as usize).copied();
+                tokens.iter().map(|token| character(token).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
             }
             #[cfg(feature = "tokenizers")]
             TokenizerKind::Library(library) => {
@@ -284,6 +303,12 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
         Ok(outcome) => outcome.map_err(|error| error.to_string()),
         Err(_) => Err("the library stopped at it".into()),
     }
+}
+
+fn unknown_character(alphabet: &[char], at: usize, character: char) -> ReadError {
+    let known: String = alphabet.iter().collect();
+    let message = format!("character {} of the text, {character:?}, is no token", at + 1);
+    ReadError::new(message, format!("the model knows the characters {known}"))
 }
 
 fn not_written(error: std::io::Error) -> ReadError {

@@ -94,9 +94,9 @@ fn survive(epochs: u32, options: &[&str], about: String, harm: impl FnOnce(&mut 
     Outcome { end, report }
 }
 
-/// Two seeds for every phase, each of which must come; the command `kills` tries many more.
+/// Thirty kills in all phases, each of which must come; the command `kills` tries many more.
 pub fn a_killed_elastic_worker() {
-    kills::in_every_phase(100..112);
+    kills::in_every_phase(30);
 }
 
 /// Three workers are left of four: two go on, and one waits. With one that joins, there are four again, and all is said.

@@ -1,5 +1,5 @@
-//! Kills of an elastic job's workers in every phase of its life. `cargo test -p kolo --test faults -- kills 200` makes 200 jobs
-//! and says how long it took until a loss was noticed, and until the job went on.
+//! Kills of an elastic job's workers in every phase of its life. `cargo test -p kolo --test faults -- kills 200` runs jobs until
+//! 200 workers were killed, and says how long it took until a loss was noticed, and until the job went on.
 
 use super::super::{Chance, alive};
 use super::{EPOCHS, Job, Outcome, last_step, signal, survive};
@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const WORKERS: u64 = 4;
-/// Moments of harm after the start of a job, which takes about as long.
-const HARM_MS: u64 = 2000;
+/// After a row of the metrics that is waited for: about as long as the steps until the next one take.
+const ROW_US: u64 = 30_000;
 /// Longer than any phase takes to come; a job may be over before.
 const PHASE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Jobs in which a phase must come.
-const ATTEMPTS: u64 = 5;
+/// Kills of each phase that must come, and jobs for each kill that is wanted, at most: a phase may be over before a kill comes.
+const OF_EACH_PHASE: u64 = 2;
+const JOBS_PER_KILL: u64 = 4;
 
 /// Stands for ssh: runs on this host what it is told to run on another one.
 const SHELL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/faults/shell.sh");
@@ -46,9 +47,12 @@ impl Phase {
         let folder = job.folder.path().to_path_buf();
         let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
         let last = format!("\"step\":{},", last_step());
+        let moment = chance.below(last_step());
+        let step_of = |row: &str| row.strip_prefix("{\"step\":")?.split(',').next()?.parse::<u64>().ok();
+        let made = |step: u64| text("out/metrics.jsonl").lines().filter_map(step_of).any(|row| row >= step);
         let (reached, later_us): (Box<dyn Fn() -> bool>, u64) = match self {
             Phase::Meeting => (Box::new(|| true), 300_000),
-            Phase::Step => (Box::new(|| true), HARM_MS * 1000),
+            Phase::Step => (Box::new(|| moment == 0 || made(moment)), ROW_US),
             Phase::Write => (Box::new(|| unfinished(&folder, 1)), 3_000),
             Phase::Rename => (Box::new(|| unfinished(&folder, WORKERS as usize)), 5_000),
             Phase::Join => (Box::new(|| text("stderr").contains(" has joined")), 60_000),
@@ -78,6 +82,20 @@ fn unfinished(folder: &Path, files: usize) -> bool {
 /// The processes of workers.
 fn workers(job: &Job) -> Vec<i32> {
     job.processes().into_iter().filter(|(_, rank)| rank.is_some()).map(|(pid, _)| pid).collect()
+}
+
+/// Waits until the job survives the loss of one more worker, whichever it is: it has gone on after the kills before, or has a
+/// checkpoint to return to if a share is lost with its copy.
+fn wait_for_a_way_back(job: &mut Job, kills: usize, seen: &Mutex<Seen>) {
+    let checkpoints = job.folder.path().join("out/checkpoints");
+    let start = Instant::now();
+    while seen.lock().unwrap().resumed.len() < kills && start.elapsed() < PHASE_LIMIT {
+        let mut names = std::fs::read_dir(&checkpoints).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        if names.any(|name| name.to_string_lossy().starts_with("step-")) || job.child.try_wait().unwrap().is_some() {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
 }
 
 /// When the terminal showed what of a job.
@@ -144,16 +162,20 @@ pub fn killed(seed: u64) -> Killed {
         phases.insert(0, Phase::Step);
     }
     let restarts = if phases.contains(&Phase::Join) { "2" } else { ["0", "0", "2"][chance.below(3) as usize] };
-    let zero = format!("parallel.zero={}", chance.below(4));
+    let stage = chance.below(4);
+    let zero = format!("parallel.zero={stage}");
     let about = format!("elastic, kills in {phases:?} over {where_}, {restarts} restarts, {zero}, seed {seed}");
     let (over, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Seen::default())));
     let (mut kills, mut reached) = (Vec::new(), Vec::new());
     let saving = ["--set", "checkpoint.every=20 steps", "--set", &zero, "--restarts", restarts];
     let mut looking = None;
     let outcome = survive(EPOCHS, &[links, &saving].concat(), about, |job| {
-        let (path, over, seen) = (job.folder.path().join("stderr"), Arc::clone(&over), Arc::clone(&seen));
-        looking = Some(std::thread::spawn(move || look(path, over, seen)));
+        let (path, over, shown) = (job.folder.path().join("stderr"), Arc::clone(&over), Arc::clone(&seen));
+        looking = Some(std::thread::spawn(move || look(path, over, shown)));
         for phase in &phases {
+            if stage > 0 {
+                wait_for_a_way_back(job, kills.len(), &seen);
+            }
             // Looking for processes takes longer than some phases.
             let before = workers(job);
             if !phase.wait(job, &mut chance) {
@@ -174,35 +196,60 @@ pub fn killed(seed: u64) -> Killed {
     Killed { outcome, phases: reached, times }
 }
 
-/// Kills with these seeds, which go through the phases in turn. A phase may be over before a kill comes: another seed of the
-/// same phase has its turn then, but every phase must come.
-pub fn in_every_phase(seeds: std::ops::Range<u64>) {
-    let many = 100 * PHASES.len() as u64;
-    for seed in seeds {
-        let phase = PHASES[seed as usize % PHASES.len()];
-        let mut tries = (0..ATTEMPTS).map(|attempt| killed(seed + attempt * many));
-        assert!(tries.any(|killed| killed.phases.contains(&phase)), "no kill came in {phase:?}, seed {seed}");
+/// What came of many jobs.
+#[derive(Default)]
+struct Total {
+    jobs: u64,
+    /// Jobs that ended before a kill came.
+    untouched: u64,
+    phases: BTreeMap<Phase, u64>,
+    times: Times,
+}
+
+impl Total {
+    fn kills(&self) -> u64 {
+        self.phases.values().sum()
     }
 }
 
-/// Many seeds, and how long they took to recover.
+/// Jobs with seeds from `first` on, which go through the phases in turn, until so many workers were killed, in every phase.
+fn until(first: u64, kills: u64) -> Total {
+    let mut total = Total::default();
+    let is_enough = |total: &Total| {
+        let enough_of = |phase| total.phases.get(phase).is_some_and(|count| *count >= OF_EACH_PHASE);
+        total.kills() >= kills && PHASES.iter().all(enough_of)
+    };
+    while !is_enough(&total) {
+        assert!(total.jobs < kills * JOBS_PER_KILL, "{} jobs, kills in {:?}", total.jobs, total.phases);
+        let Killed { outcome, phases, times } = killed(first + total.jobs);
+        total.jobs += 1;
+        total.untouched += u64::from(outcome.report["generations"].as_array().is_some_and(|rows| rows.len() == 1));
+        phases.into_iter().for_each(|phase| *total.phases.entry(phase).or_default() += 1);
+        total.times.noticed.extend(times.noticed);
+        total.times.recovered.extend(times.recovered);
+    }
+    total
+}
+
+/// A few kills in every phase.
+pub fn in_every_phase(kills: u64) {
+    until(100, kills);
+}
+
+/// Many kills, and how long it took to recover from them.
 pub fn kills(count: u64) {
-    let mut phases: BTreeMap<Phase, u64> = BTreeMap::new();
-    let (mut times, mut untouched) = (Times::default(), 0);
-    for seed in 0..count {
-        let Killed { outcome, phases: reached, times: own } = killed(1000 + seed);
-        let generations = outcome.report["generations"].as_array().unwrap();
-        untouched += u64::from(generations.len() == 1);
-        reached.into_iter().for_each(|phase| *phases.entry(phase).or_default() += 1);
-        times.noticed.extend(own.noticed);
-        times.recovered.extend(own.recovered);
-    }
-    println!("{count} jobs, {untouched} of them in one generation to their end; kills by phase: {phases:?}");
-    histogram("from a kill until it was noticed", times.noticed);
-    histogram("from a kill until the job went on", times.recovered);
+    let total = until(1000, count);
+    let Total { jobs, untouched, phases, times } = &total;
+    println!(
+        "{} workers killed in {jobs} jobs, {untouched} of which were one generation to their end; by phase: {phases:?}",
+        total.kills()
+    );
+    histogram("from a kill until it was noticed", &times.noticed);
+    histogram("from a kill until the job went on", &times.recovered);
 }
 
-fn histogram(what: &str, mut times: Vec<u64>) {
+fn histogram(what: &str, times: &[u64]) {
+    let mut times = times.to_vec();
     times.sort_unstable();
     let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(0);
     let longest = times.last().unwrap_or(&0);

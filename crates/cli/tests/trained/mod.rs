@@ -76,6 +76,52 @@ fn a_run_is_evaluated_as_it_was_trained_and_predicts() {
 
 /// The digits as a table of 64 numbers and the digit, whose column may stay: what the model says of its held-out samples, it
 /// says of them there.
+/// A source whose tokens are characters says which.
+#[test]
+fn a_model_of_sums_takes_sums_as_text() {
+    let dir = tempdir();
+    trained(dir.path(), ADDITION);
+    let args = ["generate", "run", "--tokens", "3", "--temperature", "0", "--quiet"];
+    let text = stdout_of(dir.path(), &[&args[..], &["--prompt", "07+35="]].concat());
+    let tokens = stdout_of(dir.path(), &[&args[..], &["--prompt-tokens", "0,7,10,3,5,11"]].concat());
+    let named = |token: &str| "0123456789+=".chars().nth(token.parse().expect("a number"));
+    assert_eq!(text.trim(), tokens.split_whitespace().filter_map(named).collect::<String>());
+    fails(dir.path(), &[&args[..], &["--prompt", "7 plus 35"]].concat(), "character 2 of the text, ' ', is no token");
+}
+
+#[test]
+fn models_are_used_on_other_devices() {
+    let (dir, run) = (tempdir(), |dir: &Path, args: &[&str], device: &str| {
+        stdout_of(dir, &[args, &["--device", device]].concat())
+    });
+    trained(dir.path(), DIGITS);
+    let losses = ["cpu", "reference"].map(|device| {
+        run(dir.path(), &["eval", "run", "--report", "eval.json"], device);
+        json_at(&dir.path().join("eval.json"))["loss"].as_f64().expect("a loss")
+    });
+    assert!((losses[0] - losses[1]).abs() < 1e-5, "{losses:?}");
+    let predicted = ["cpu", "reference"].map(|device| run(dir.path(), &["predict", "run"], device));
+    let row = |line: &str| {
+        let (what, probability) = line.rsplit_once(',').expect("three columns");
+        (what.to_string(), probability.parse::<f64>().unwrap_or_default())
+    };
+    let [ours, exact]: [Vec<_>; 2] = predicted.map(|lines| lines.lines().map(row).collect());
+    assert_eq!(ours.len(), exact.len());
+    let differ = ours.iter().zip(&exact).find(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 1e-5);
+    assert!(differ.is_none(), "{differ:?}");
+    let other = tempdir();
+    trained(other.path(), ADDITION);
+    let text = |device: &str| {
+        run(other.path(), &["generate", "run", "--prompt", "12+34=", "--tokens", "5", "--temperature", "0"], device)
+    };
+    assert_eq!(text("cpu"), text("reference"));
+    for command in ["eval", "predict", "generate"] {
+        let output = run_in(dir.path(), &[command, "run", "--device", "gpu"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains("write auto, cpu, cuda"), "{command}: {said}");
+    }
+}
+
 fn predicts_files_without_having_seen_any(dir: &Path, held_out: &[&str]) {
     let digits = kolo_data::sources::digits::Digits::new();
     let mut text = (0..64).map(|at| format!("p{at},")).collect::<String>() + "label\n";
@@ -108,7 +154,6 @@ fn a_language_model_continues_the_same_way_every_time() {
     let first = stdout_of(dir.path(), &words);
     assert_eq!(first.split_whitespace().count(), 12, "{first}");
     assert_eq!(stdout_of(dir.path(), &[&words[..], &["--threads", "1"]].concat()), first);
-    fails(dir.path(), &["generate", "run", "--prompt", "a"], "the tokenizer has 256 tokens");
     fails(dir.path(), &["generate", "run", "--prompt-tokens", "99999"], "the prompt has token 99999");
     fails(dir.path(), &["generate", "run", "--prompt-tokens", "1", "--top-p", "2"], "top-p is 2");
 }
@@ -135,6 +180,26 @@ fn a_table_is_trained_on_and_new_rows_need_no_target() {
     std::fs::rename(dir.path().join("gone.csv"), dir.path().join("table.csv")).expect("a rename");
     let said = stdout_of(dir.path(), &["eval", "run", "--data", "table.csv"]);
     assert!(said.starts_with("120 samples, table.csv\n"), "{said}");
+}
+
+/// What a file calls by numbers, a job may call by names.
+#[test]
+fn numbers_are_classes_with_names() {
+    let dir = tempdir();
+    let row = |at: usize| format!("{},{}\n", (at * 37 % 101) as f32 / 50.0 - 1.0, usize::from(at * 37 % 101 > 50));
+    let text = format!("a,side\n{}", (0..101).map(row).collect::<String>());
+    std::fs::write(dir.path().join("table.csv"), text).expect("a table");
+    let job = TABLE.replace("target = \"kind\"", "target = \"side\"\nclasses = [\"left\", \"right\"]");
+    trained(dir.path(), &job);
+    let lines = stdout_of(dir.path(), &["predict", "run", "table.csv", "--probabilities"]);
+    assert!(lines.starts_with("record,class,probability,p.left,p.right\n"), "{lines}");
+    let classes: Vec<&str> = lines.lines().skip(1).filter_map(|line| line.split(',').nth(1)).collect();
+    let right = classes.iter().enumerate().filter(|(at, class)| **class == ["left", "right"][usize::from(at * 37 % 101 > 50)]);
+    assert!(right.count() > 90, "{lines}");
+    std::fs::write(dir.path().join("other.csv"), "a,side\n0.5,7\n").expect("a table");
+    let output = run_in(dir.path(), &["eval", "run", "--data", "other.csv"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("the target is 7, but there are 2 classes"), "{said}");
 }
 
 #[test]

@@ -48,6 +48,10 @@ pub(crate) fn find(part: &Part, at: usize, settings: &Settings, skips: bool) -> 
         (RecordKind::Image | RecordKind::Pixels { .. } | RecordKind::Bytes, _) => {
             Err(refuse("which cannot be a target".into(), "name a column of classes or numbers"))
         }
+        // Numbers are places among the names, unless the names are numbers themselves.
+        (RecordKind::Int { .. } | RecordKind::Real { .. }, Some(Given::Names(names))) if !are_whole(&names) => {
+            Ok((class(Lookup::Index(names.len()), names.len()), Some(names)))
+        }
         (_, Some(Given::Names(names))) => {
             Ok((class(Lookup::of_names(names.iter().map(String::as_str)), names.len()), Some(names)))
         }
@@ -61,6 +65,10 @@ pub(crate) fn find(part: &Part, at: usize, settings: &Settings, skips: bool) -> 
             scan(part, at, task == "classification", skips, &refuse)
         }
     }
+}
+
+fn are_whole(names: &[String]) -> bool {
+    names.iter().all(|name| name.trim().parse::<i64>().is_ok())
 }
 
 enum Given {

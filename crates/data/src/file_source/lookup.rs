@@ -44,10 +44,13 @@ impl Lookup {
                     RecordValue::Text(text) => names.get(text.trim()),
                     _ => names.get(&whole()?.to_string()),
                 };
-                found.copied().ok_or_else(|| match value {
-                    RecordValue::Text(text) => format!("\"{}\" is not a known class", shown(text)),
-                    _ => format!("the target {value:?} is not a known class"),
-                })
+                let Some(class) = found else {
+                    return Err(match value {
+                        RecordValue::Text(text) => format!("\"{}\" is not a known class", shown(text)),
+                        _ => format!("the target is {}, which is not a known class", whole()?),
+                    });
+                };
+                Ok(*class)
             }
         }
     }
@@ -92,6 +95,8 @@ mod tests {
         let names = Lookup::of_names(["cat", "7"].into_iter());
         assert_eq!((names.class(&text("cat")), names.class(&RecordValue::Ints(vec![7]))), (Ok(0), Ok(1)));
         assert_eq!(names.class(&text("dog")), Err("\"dog\" is not a known class".into()));
+        let unknown = names.class(&RecordValue::Ints(vec![3]));
+        assert_eq!(unknown, Err("the target is 3, which is not a known class".into()));
         let whole = Lookup::Whole([(-1, 0), (5, 1)].into());
         assert_eq!((whole.class(&RecordValue::Ints(vec![5])), whole.class(&text("-1"))), (Ok(1), Ok(0)));
     }

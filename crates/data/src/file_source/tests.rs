@@ -264,6 +264,12 @@ fn targets_are_classes_or_numbers() {
     let given = [("classes", Setting::List(vec![text("no"), text("maybe"), text("yes")]))];
     let label = |at: usize| RecordValue::Text(["yes", "no"][at % 2].into());
     assert_eq!(of(RecordKind::Text, &label, &given).unwrap().0, Field::index("y", &[], 3));
+    // Numbers are places among such names.
+    let places = |at: usize| RecordValue::Ints(vec![at as i64 % 3]);
+    let names = Some(["no", "maybe", "yes"].map(String::from).to_vec());
+    for kind in [int(), RecordKind::Int { shape: vec![], classes: Some(3) }, real()] {
+        assert_eq!(of(kind, &places, &given), Ok((Field::index("y", &[], 3), names.clone())));
+    }
 }
 
 #[test]

@@ -137,6 +137,10 @@ impl Source for Addition {
         Ok(())
     }
 
+    fn alphabet(&self) -> Option<&str> {
+        Some(VOCABULARY)
+    }
+
     fn cost(&self) -> SampleCost {
         SampleCost::Computed { ns: 20 * self.fields[0].elements() as u64 }
     }

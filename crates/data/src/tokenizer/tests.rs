@@ -45,6 +45,18 @@ fn bytes_need_no_file() {
     assert_eq!((tokenizer.vocab(), tokenizer.dtype(), tokenizer.end_of_text()), (256, "u16", None));
 }
 
+#[test]
+fn characters_of_an_alphabet_are_tokens() {
+    let tokenizer = Tokenizer::characters("01é+");
+    let mut tokens = Vec::new();
+    tokenizer.encode("1+é", &mut tokens).unwrap();
+    assert_eq!((&tokens[..], tokenizer.vocab(), tokenizer.is_bytes()), (&[1, 3, 2][..], 4, false));
+    assert_eq!(tokenizer.decode(&[2, 0, 4]), "é0\u{fffd}");
+    let error = tokenizer.encode("1é2", &mut tokens).unwrap_err();
+    assert_eq!(error.message, "character 3 of the text, '2', is no token");
+    assert!(error.hint.contains("01é+"), "{}", error.hint);
+}
+
 /// The names of the files in a directory, sorted.
 fn names_in(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
