@@ -2,7 +2,7 @@
 
 mod transfer;
 
-pub use transfer::candidates;
+pub use transfer::{candidates, check_config};
 
 use crate::args::Ckpt;
 use crate::fail::Failure;

@@ -66,7 +66,7 @@ fn tokenizer(kinds: &Kinds, args: &GenerateArgs, trained: &Trained) -> Result<To
     if let Some(used) = used {
         return Ok(used.open().map_err(failed)?);
     }
-    if let Some(path) = trained.setting("data.tokenizer").filter(|path| !path.is_empty()) {
+    if let Some(path) = trained.named_tokenizer()? {
         return Ok(Tokenizer::open(Path::new(&path)).map_err(failed)?);
     }
     Ok(trained.alphabet(kinds)?.unwrap_or_else(Tokenizer::bytes))

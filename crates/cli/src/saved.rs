@@ -1,6 +1,6 @@
 //! What was trained: a run, a checkpoint or a file of weights, with the job that it came from.
 
-use crate::ckpt::candidates;
+use crate::ckpt::{candidates, check_config};
 use crate::device::{self, DeviceArg};
 use crate::fail::Failure;
 use crate::load::{self, Kinds};
@@ -94,6 +94,10 @@ impl Trained {
                 job.source.preprocessing()
             }),
         };
+        if settings.is_empty() {
+            // Its data are not here, but the model need not know them.
+            settings = model_settings(kinds, &root)?;
+        }
         Ok(Self { source, root, settings, preprocessing, spooled: RefCell::default() })
     }
 
@@ -139,6 +143,15 @@ impl Trained {
     /// Which tokenizer made the tokens of the training, if that is known.
     pub fn tokenizer(&self) -> Option<UsedTokenizer> {
         kolo_data::tokenizer_used(self.preprocessing.as_ref().ok()?.as_ref()?)
+    }
+
+    /// The tokenizer file that the job names.
+    pub fn named_tokenizer(&self) -> Result<Option<String>, Failure> {
+        let of_job = match self.root.table("data")?.peek("tokenizer") {
+            Some(Setting::Text(path)) => Some(path.clone()),
+            _ => None,
+        };
+        Ok(self.setting("data.tokenizer").or(of_job).filter(|path| !path.is_empty()))
     }
 
     /// The tokenizer of a registered source whose tokens are single characters.
@@ -212,8 +225,9 @@ impl Trained {
     pub fn fill(&self, store: &mut Store, chosen: impl Fn(&Entry) -> bool) -> Result<(), Failure> {
         let wanted: Vec<Entry> = store.entries().iter().filter(|entry| chosen(entry)).cloned().collect();
         let held = self.source.tensors();
-        if self.source.checkpoint().is_none() && !wanted.iter().all(|entry| is_held(&held, entry)) {
-            return self.fill_with_others_names(store, &wanted);
+        if self.source.checkpoint().is_none() {
+            let under_own_names = wanted.iter().all(|entry| is_held(&held, entry));
+            return self.fill_from_files(store, &wanted, under_own_names);
         }
         for entry in wanted {
             let Ok(at) = held.binary_search_by(|tensor| tensor.name.cmp(&entry.tensor)) else {
@@ -239,13 +253,15 @@ impl Trained {
         Ok(())
     }
 
-    /// The same from a file of another library, as `kolo ckpt import` takes it.
-    fn fill_with_others_names(&self, store: &mut Store, entries: &[Entry]) -> Result<(), Failure> {
+    /// The same from a safetensors file, perhaps of another library, as `kolo ckpt import` takes it.
+    fn fill_from_files(&self, store: &mut Store, entries: &[Entry], under_own_names: bool) -> Result<(), Failure> {
+        let (disk, path) = (RealDisk::shared(), self.source.path());
         let wanted = entries.iter().map(|entry| Wanted { name: entry.tensor.clone(), shape: entry.whole.to_vec() });
         let wanted: Vec<Wanted> = wanted.collect();
-        let files = open_files(RealDisk::shared().as_ref(), self.source.path())?;
-        let incoming = Incoming::find(files, &candidates(&self.settings), &wanted)?;
+        let incoming = Incoming::find(open_files(disk.as_ref(), path)?, &candidates(&self.settings), &wanted)?;
         incoming.check_tied()?;
+        let unchecked = check_config(disk.as_ref(), path, incoming.architecture, &self.settings)?;
+        unchecked.iter().filter(|_| !under_own_names).for_each(|note| print_error(&format!("note: {note}")));
         for entry in entries {
             if let (Some(values), Some(place)) = (incoming.read(&entry.tensor)?, store.values_mut(&entry.name)) {
                 place.copy_from_slice(&values);
@@ -253,6 +269,15 @@ impl Trained {
         }
         Ok(())
     }
+}
+
+/// Every key of the model with the value that it has without any data.
+fn model_settings(kinds: &Kinds, root: &Settings) -> Result<Vec<(String, String)>, Failure> {
+    let root = root.clone();
+    let section = root.table("model")?;
+    OF_TRAINING.iter().for_each(|key| _ = section.has(key));
+    kolo_models::make(&kinds.models, &section, None)?;
+    Ok(root.resolved().into_iter().filter(|(key, _)| key.starts_with("model.")).collect())
 }
 
 /// Whether a file has a tensor as the store wants it.

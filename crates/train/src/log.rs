@@ -1,6 +1,7 @@
 //! What is written between evaluations: a row every `train.log_every` steps.
 
 use crate::job::Job;
+use crate::report::number_or_null;
 use crate::trainer::Trainer;
 use kolo_exec::DeviceReading;
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,7 @@ impl LogRow {
 /// Adds up steps until a row is due.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Log {
+    #[serde(deserialize_with = "number_or_null")]
     loss: f64,
     milliseconds: f64,
     steps: usize,

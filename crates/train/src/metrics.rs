@@ -47,15 +47,17 @@ impl MetricsFile {
     }
 
     /// Takes up a file where it is, or starts one. What was written of the end of `steps` and later steps goes, whole lines or
-    /// not. The caller writes rows of `steps` once more; those that are there stay as they are.
-    pub fn reopen(path: &Path, steps: Range<u64>) -> io::Result<Self> {
+    /// not, and if what follows the last of `steps` is `pending`, so does its row of the loss since the row before. The caller
+    /// writes rows of `steps` once more; those that are there stay as they are.
+    pub fn reopen(path: &Path, steps: Range<u64>, pending: bool) -> io::Result<Self> {
         let file = File::options().read(true).append(true).create(true).open(path)?;
         let (mut lines, mut line, mut kept) = (BufReader::new(&file), Vec::new(), 0);
         let mut there = BTreeMap::new();
         while lines.read_until(b'\n', &mut line)? > 0 {
-            let parsed: Option<serde_json::Value> = serde_json::from_slice(&line).ok();
-            let of = parsed.and_then(|row| row["step"].as_u64()).filter(|_| line.ends_with(b"\n"));
-            let Some(of) = of.filter(|of| *of < steps.end) else { break };
+            let row: serde_json::Value = serde_json::from_slice(&line).unwrap_or_default();
+            let again = |of: u64| of >= steps.end || (pending && of + 1 == steps.end && row.get(MEAN_LOSS).is_some());
+            let of = row["step"].as_u64().filter(|of| line.ends_with(b"\n") && !again(*of));
+            let Some(of) = of else { break };
             if of >= steps.start {
                 *there.entry(of).or_default() += 1;
             }
@@ -107,13 +109,13 @@ mod tests {
     fn a_reopened_file_goes_on_before_a_step() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut file = MetricsFile::reopen(&path, 0..0).unwrap();
+        let mut file = MetricsFile::reopen(&path, 0..0, false).unwrap();
         (1..5).for_each(|step| file.write(step, 1, &[("loss", 0.5)]).unwrap());
         // The process was killed in the midst of a line.
         file.file.write_all(b"{\"step\":5,\"ep").unwrap();
-        let mut file = MetricsFile::reopen(&path, 7..7).unwrap();
+        let mut file = MetricsFile::reopen(&path, 7..7, false).unwrap();
         file.write(5, 1, &[]).unwrap();
-        let mut file = MetricsFile::reopen(&path, 3..3).unwrap();
+        let mut file = MetricsFile::reopen(&path, 3..3, false).unwrap();
         file.write(3, 2, &[]).unwrap();
         let steps: Vec<String> = std::fs::read_to_string(&path).unwrap().lines().map(|line| line[..9].into()).collect();
         assert_eq!(steps, ["{\"step\":1", "{\"step\":2", "{\"step\":3"]);
@@ -135,6 +137,28 @@ mod tests {
         assert_eq!((rows(false), rows(true), rows(true)), (3, 2, 2));
     }
 
+    /// The row of a step that another process made is kept while what follows the step is still to be done.
+    #[test]
+    fn a_reopened_file_keeps_the_row_of_a_pending_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(&path).unwrap();
+        for (step, name) in [(2, "step/loss"), (2, MEAN_LOSS), (3, "step/loss"), (3, MEAN_LOSS), (4, "step/loss")] {
+            file.write(step, 1, &[(name, 0.5)]).unwrap();
+        }
+        for pending in [false, true, true] {
+            let mut file = MetricsFile::reopen(&path, 3..4, pending).unwrap();
+            // It may be known to whoever reopens the file, or not.
+            if pending {
+                file.write(3, 1, &[("step/loss", 0.5)]).unwrap();
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let of_three = if pending { 1 } else { 2 };
+            assert_eq!(text.lines().filter(|line| line.starts_with("{\"step\":3,")).count(), of_three, "{text}");
+            assert_eq!(text.lines().count(), 2 + of_three, "{text}");
+        }
+    }
+
     /// Whoever is killed between two of these rows has lost none that was there.
     #[test]
     fn rows_that_a_reopened_file_has_are_not_written_again() {
@@ -148,7 +172,7 @@ mod tests {
             let text = std::fs::read_to_string(&path).unwrap();
             text.lines().map(|line| line[8..9].to_string()).collect::<String>()
         };
-        let mut file = MetricsFile::reopen(&path, 2..5).unwrap();
+        let mut file = MetricsFile::reopen(&path, 2..5, false).unwrap();
         assert_eq!(steps(), "1223");
         for (step, then) in [(2, "1223"), (2, "1223"), (3, "1223"), (3, "12233"), (4, "122334"), (5, "1223345")] {
             file.write(step, 1, &[("loss", 0.25)]).unwrap();

@@ -75,16 +75,16 @@ impl Record {
     }
 
     /// Takes up the files of a run that another process has written so far. The caller writes rows of these steps again, as
-    /// some may be missing; later ones go.
+    /// some may be missing, and what follows the last, if that is still to be done; later ones go.
     pub fn reopen(
         out: Option<&OutDir>,
         job_text: &str,
-        steps: Range<u64>,
+        (steps, pending): (Range<u64>, bool),
         note: &mut dyn FnMut(&str),
     ) -> Result<Self, Error> {
         let Some(OutDir { path, required, .. }) = out else { return Ok(Self::none()) };
         let mut record = Self { required: *required, ..Self::none() };
-        let outcome = Files::reopen(path, job_text, steps).map(|files| record.files = Some(files));
+        let outcome = Files::reopen(path, job_text, steps, pending).map(|files| record.files = Some(files));
         record.settle(outcome, note)?;
         Ok(record)
     }
@@ -142,12 +142,15 @@ impl Files {
         })
     }
 
-    fn reopen(dir: &Path, job_text: &str, steps: Range<u64>) -> Result<Self, Error> {
+    fn reopen(dir: &Path, job_text: &str, steps: Range<u64>, pending: bool) -> Result<Self, Error> {
         let failed = |error: std::io::Error| write_error(dir, &error);
-        begin_in(dir, job_text)?;
+        // The file that the run began with stays as it is: a disk that is full by now would empty it.
+        if std::fs::read_to_string(dir.join(JOB_FILE)).ok().as_deref() != Some(job_text) {
+            begin_in(dir, job_text)?;
+        }
         Ok(Self {
             dir: dir.into(),
-            metrics: MetricsFile::reopen(&dir.join("metrics.jsonl"), steps).map_err(failed)?,
+            metrics: MetricsFile::reopen(&dir.join("metrics.jsonl"), steps, pending).map_err(failed)?,
             events: EventWriter::create(dir).map_err(failed)?,
         })
     }

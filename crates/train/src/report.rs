@@ -9,7 +9,7 @@ use crate::supply::Loader;
 use crate::trainer::Evaluation;
 use kolo_data::LoadTimes;
 use kolo_parallel::Roles;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -130,8 +130,20 @@ pub struct EpochRow {
     /// Since training began.
     pub seconds: f64,
     /// The mean over the steps since the row before.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
+    #[serde(deserialize_with = "numbers_or_null")]
     pub metrics: BTreeMap<String, f64>,
+}
+
+/// JSON has no NaN and no infinities: they were written as null.
+pub(crate) fn number_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+pub(crate) fn numbers_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let read: BTreeMap<String, Option<f64>> = BTreeMap::deserialize(from)?;
+    Ok(read.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
 }
 
 impl EpochRow {

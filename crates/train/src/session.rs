@@ -230,7 +230,8 @@ fn start_from(job: &Job, ties: &Ties, trainer: &mut Trainer, observer: &mut dyn 
         return Ok(());
     }
     let names = job.tensor_names()?;
-    job.start.fill(trainer.store_mut(), &names)?.iter().for_each(|note| observer.note(note));
+    let notes = job.start.fill(trainer.store_mut(), &names, &job.settings)?;
+    notes.iter().for_each(|note| observer.note(note));
     if let Some(links) = ties.links.as_ref().filter(|links| links.workers().rank() == 0) {
         links.start_from(&trainer.entries())?;
     }

@@ -202,6 +202,10 @@ impl Trainer {
     /// Goes on before this step, with the store as it is.
     pub(crate) fn go_on_before(&mut self, step: usize) {
         self.step = step;
+        if let Some(watch) = &self.watch {
+            // Whoever is lost before its first step was here.
+            watch.set_step(step as u64);
+        }
     }
 
     /// Lets `interrupt` stop evaluations.

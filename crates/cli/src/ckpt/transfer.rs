@@ -9,7 +9,9 @@ use crate::out::{self, RunFiles};
 use crate::output::println;
 use kolo_ckpt::mapping::{ARCHITECTURES, Architecture, OWN, Target};
 use kolo_ckpt::transfer::{self, Incoming, Wanted};
-use kolo_ckpt::{CHECKPOINTS, Header, INDEX, Piece, Role, SharedDisk, TensorSource, commit, staging_dir, write_shard};
+use kolo_ckpt::{
+    CHECKPOINTS, Disk, Header, INDEX, Piece, Role, SharedDisk, TensorSource, commit, staging_dir, write_shard,
+};
 use kolo_exec::Store;
 use kolo_exec::store::{self, Saved};
 use kolo_train::Job;
@@ -141,7 +143,8 @@ pub fn import(kinds: &Kinds, disk: &SharedDisk, file: &Path, out: &Path, args: &
     let wanted: Vec<Wanted> = wanted.collect();
     let incoming = Incoming::find(transfer::open_files(disk.as_ref(), file)?, &candidates(&job.settings), &wanted)?;
     incoming.check_tied()?;
-    check_config(disk, file, incoming.architecture, &job)?;
+    let unchecked = check_config(disk.as_ref(), file, incoming.architecture, &job.settings)?;
+    unchecked.iter().for_each(|note| println!("{note}"));
     for entry in &entries {
         if let (Some(values), Some(place)) = (incoming.read(&entry.tensor)?, store.values_mut(&entry.name)) {
             place.copy_from_slice(&values);
@@ -167,19 +170,24 @@ fn read_job(kinds: &Kinds, path: &Path, set: &[String]) -> Result<std::sync::Arc
     load::job(kinds, &args, 1)
 }
 
-/// What the shapes of tensors do not tell, such as the number of heads, stands in a file beside them.
-fn check_config(disk: &SharedDisk, file: &Path, architecture: &Architecture, job: &Job) -> Result<(), Failure> {
+/// What the shapes of tensors do not tell, such as the number of heads, stands in a file beside them. Without it, what to tell
+/// the user.
+pub fn check_config(
+    disk: &dyn Disk,
+    file: &Path,
+    architecture: &Architecture,
+    settings: &[(String, String)],
+) -> Result<Option<String>, Failure> {
     if architecture.config.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let beside = file.with_file_name("config.json");
-    let Some(config) = transfer::read_json(disk.as_ref(), &beside)? else {
-        println!("{}: missing, so heads, activation and epsilon are not checked", beside.display());
-        return Ok(());
+    let Some(config) = transfer::read_json(disk, &beside)? else {
+        return Ok(Some(format!("{}: missing, so heads, activation and epsilon are not checked", beside.display())));
     };
-    let wrong = architecture.refuses_config(&config, &job.settings);
+    let wrong = architecture.refuses_config(&config, settings);
     match wrong.is_empty() {
-        true => Ok(()),
+        true => Ok(None),
         false => {
             let hint = "change `[model]` where the sizes differ; kolo cannot represent the model where its kind does";
             Err(Failure::job(format!("{}: {}", beside.display(), wrong.join("; ")), hint))

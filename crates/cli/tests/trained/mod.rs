@@ -91,9 +91,8 @@ fn a_model_of_sums_takes_sums_as_text() {
 
 #[test]
 fn models_are_used_on_other_devices() {
-    let (dir, run) = (tempdir(), |dir: &Path, args: &[&str], device: &str| {
-        stdout_of(dir, &[args, &["--device", device]].concat())
-    });
+    let (dir, run) =
+        (tempdir(), |dir: &Path, args: &[&str], device: &str| stdout_of(dir, &[args, &["--device", device]].concat()));
     trained(dir.path(), DIGITS);
     let losses = ["cpu", "reference"].map(|device| {
         run(dir.path(), &["eval", "run", "--report", "eval.json"], device);
@@ -194,7 +193,8 @@ fn numbers_are_classes_with_names() {
     let lines = stdout_of(dir.path(), &["predict", "run", "table.csv", "--probabilities"]);
     assert!(lines.starts_with("record,class,probability,p.left,p.right\n"), "{lines}");
     let classes: Vec<&str> = lines.lines().skip(1).filter_map(|line| line.split(',').nth(1)).collect();
-    let right = classes.iter().enumerate().filter(|(at, class)| **class == ["left", "right"][usize::from(at * 37 % 101 > 50)]);
+    let right =
+        classes.iter().enumerate().filter(|(at, class)| **class == ["left", "right"][usize::from(at * 37 % 101 > 50)]);
     assert!(right.count() > 90, "{lines}");
     std::fs::write(dir.path().join("other.csv"), "a,side\n0.5,7\n").expect("a table");
     let output = run_in(dir.path(), &["eval", "run", "--data", "other.csv"]);

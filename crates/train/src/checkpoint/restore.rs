@@ -4,7 +4,7 @@ use super::CheckpointDir;
 use crate::error::Error;
 use crate::job::Job;
 use crate::log::Log;
-use crate::report::EpochRow;
+use crate::report::{EpochRow, number_or_null, numbers_or_null};
 use crate::together;
 use kolo_ckpt::{Checkpoint, Header, RealDisk};
 use kolo_comm::Communicator;
@@ -24,6 +24,7 @@ pub struct TrainerRecord {
     /// Samples of the training order that were consumed: the cursor.
     pub samples: u64,
     /// The loss since the last row of the history.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss_sum: f64,
     pub loss_count: usize,
     pub mean_loss: Option<f64>,
@@ -34,6 +35,7 @@ pub struct TrainerRecord {
     pub best: Option<f64>,
     #[serde(default)]
     pub best_metric: Option<String>,
+    #[serde(deserialize_with = "numbers_or_null")]
     pub metrics: BTreeMap<String, f64>,
     /// The step after which these were measured.
     #[serde(default)]
@@ -292,4 +294,22 @@ fn read(checkpoint: &Checkpoint, entry: &Entry, out: &mut [u8]) -> Result<(), Er
         checkpoint.read(&entry.tensor, start..start + len, out).map_err(|error| failed(error.to_string()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An evaluation may overflow in a run that goes on, and JSON has no number for that.
+    #[test]
+    fn a_record_with_numbers_that_json_lacks_is_read() {
+        let row = EpochRow { epoch: 1, seconds: 0.5, loss: 0.25, metrics: [("mse".into(), f64::INFINITY)].into() };
+        let metrics = [("perplexity".into(), f64::INFINITY), ("loss".into(), 0.1 + 0.2)].into();
+        let record =
+            TrainerRecord { metrics, history: vec![row], stop_best: Some(f64::NAN), ..TrainerRecord::default() };
+        let text = serde_json::to_string(&record).unwrap();
+        let read: TrainerRecord = serde_json::from_str(&text).unwrap();
+        assert!(read.metrics["perplexity"].is_nan() && read.history[0].metrics["mse"].is_nan());
+        assert_eq!((read.metrics["loss"], read.stop_best), (0.1 + 0.2, None));
+    }
 }

@@ -2,6 +2,8 @@
 
 use crate::error::Error;
 use kolo_base::matches_pattern;
+use kolo_ckpt::mapping::ARCHITECTURES;
+use kolo_ckpt::transfer::read_json;
 use kolo_ckpt::{RealDisk, TensorSource};
 use kolo_exec::Store;
 use kolo_exec::store::{Entry, Role};
@@ -58,8 +60,13 @@ impl StartWeights {
     }
 
     /// Fills the parameters and statistics of a store, but for those that are to be fresh. The store may hold a part of the model
-    /// only, whose tensors are `names`. Returns what a user should know.
-    pub fn fill(&self, store: &mut Store, names: &[String]) -> Result<Vec<String>, Error> {
+    /// only, whose tensors are `names`, and which has these `settings`. Returns what a user should know.
+    pub fn fill(
+        &self,
+        store: &mut Store,
+        names: &[String],
+        settings: &[(String, String)],
+    ) -> Result<Vec<String>, Error> {
         let Some(from) = &self.from else { return Ok(Vec::new()) };
         let failed = |error: kolo_ckpt::CkptError| Error::checkpoint(&error.to_string());
         let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), Path::new(from)).map_err(failed)?;
@@ -96,8 +103,22 @@ impl StartWeights {
             false => Ok(()),
         })?;
         let skipped = skipped.iter().map(|(path, why)| format!("note: skipped {}: {why}", path.display()));
-        Ok(skipped.chain(surplus(&source, names).map(|text| format!("note: {from} {text}"))).collect())
+        let surplus = surplus(&source, names).map(|text| format!("note: {from} {text}"));
+        Ok(skipped.chain(surplus).chain(other_config(&source, settings)).collect())
     }
+}
+
+/// What the `config.json` beside a file of weights says that is not so here, such as another epsilon: shapes do not tell.
+fn other_config(source: &TensorSource, settings: &[(String, String)]) -> Option<String> {
+    if source.checkpoint().is_some() {
+        return None;
+    }
+    let beside = source.path().with_file_name("config.json");
+    let config = read_json(RealDisk::shared().as_ref(), &beside).ok()??;
+    let kind = settings.iter().find(|(key, _)| key == "model.kind").map(|(_, kind)| kind.trim_matches('"'))?;
+    let of_kind = ARCHITECTURES.iter().find(|one| one.is_of(kind, settings) && !one.config.is_empty())?;
+    let wrong = of_kind.refuses_config(&config, settings);
+    (!wrong.is_empty()).then(|| format!("note: {}: {}", beside.display(), wrong.join("; ")))
 }
 
 /// What of the weights the model has no place for, as of one with fewer layers.

@@ -292,6 +292,7 @@ impl Run<'_> {
         if let Some(saver) = &mut self.saver {
             saver.has(resumed.record.step);
         }
+        resumed.notes.iter().for_each(|note| self.observer.note(note));
         let path = resumed.checkpoint.dir().display();
         self.observer.note(&format!("resuming after step {} from {path}", resumed.record.step));
         self.restore(resumed.record);

@@ -1,5 +1,5 @@
 //! Elastic jobs whose workers are threads: one is lost at a chosen message, so that every moment of a regrouping comes, and
-//! comes again. The job must end with the weights and the metrics of one that lost nobody.
+//! comes again; and some are interrupted, and resumed. The job must end with the weights and the metrics of one that lost nobody.
 //!
 //! `KOLO_REGROUP_SEEDS=5000 cargo test -p kolo-train --test train -- regroup` tries as many jobs.
 
@@ -11,6 +11,7 @@ use kolo_comm::thread::{self, ThreadWire};
 use kolo_comm::wire::{SplitWire, Wire};
 use kolo_comm::{Communicator, Fault, Fingerprint, Watch};
 use kolo_train::checkpoint::CheckpointDir;
+use kolo_train::interrupt::Interrupt;
 use kolo_train::record::OutDir;
 use kolo_train::session::{Elastic, GenerationStart, RunOptions, Silent, WorkerGroup};
 use kolo_train::{Error, Job};
@@ -24,6 +25,8 @@ const WORKERS: usize = 4;
 const GRAINS: usize = 4;
 /// Losses in one job.
 const LOSSES: usize = 4;
+/// Times that one is interrupted, at most.
+const SIGNALS: u64 = 2;
 /// Jobs of the tests.
 const SEEDS: u64 = 160;
 /// Messages of a rank from its meeting to its second step: the moments that a regrouping is made of.
@@ -95,18 +98,39 @@ struct Loss {
     ranks: Vec<usize>,
 }
 
+/// A rank that is asked to stop, as by SIGTERM, at this message.
+#[derive(Clone, Copy, Debug)]
+struct Signal {
+    rank: usize,
+    message: u64,
+}
+
+/// What happens in a generation.
+#[derive(Clone, Debug, Default)]
+struct Events {
+    loss: Option<Loss>,
+    /// Whether new workers take the place of the lost.
+    replaces: bool,
+    signal: Option<Signal>,
+}
+
 /// What a rank does until it is lost, if it is.
 #[derive(Debug)]
 struct Life {
     rank: usize,
     messages: AtomicU64,
     loss: Option<Loss>,
+    signal: Option<u64>,
+    interrupt: Interrupt,
     scene: Arc<Scene>,
 }
 
 impl Life {
     fn message(&self) -> Result<(), Fault> {
         let number = self.messages.fetch_add(1, Ordering::SeqCst);
+        if self.signal == Some(number) {
+            self.interrupt.request();
+        }
         if let Some(Loss { moment: Moment::Message(at), ranks }) = &self.loss
             && *at == number
         {
@@ -193,6 +217,7 @@ struct Worker {
     life: Arc<Mutex<Option<Arc<Life>>>>,
     /// The step that a lost first rank would have gone on with.
     lost_before: Arc<Mutex<Option<usize>>>,
+    interrupt: Interrupt,
 }
 
 impl Worker {
@@ -209,14 +234,14 @@ impl Worker {
                 life.scene.lose(ranks);
             }
         }));
-        Self { id, elastic, life, lost_before }
+        Self { id, elastic, life, lost_before, interrupt: Interrupt::default() }
     }
 }
 
 /// How a rank's part in a generation ended.
 #[derive(Debug)]
 enum Ended {
-    Done { weights: String, losses: [u64; 2], generations: Vec<u32> },
+    Done { weights: String, losses: [u64; 2], generations: Vec<u32>, interrupted: bool },
     Regroup,
     Failed(String),
 }
@@ -233,7 +258,7 @@ struct Play {
 
 impl Play {
     /// One generation on these workers; the first `keepers` take over what the others hold, if there are any.
-    fn generation(&self, workers: &[&Worker], keepers: usize, loss: Option<&Loss>) -> (Vec<Ended>, Arc<Scene>) {
+    fn generation(&self, workers: &[&Worker], keepers: usize, events: &Events) -> (Vec<Ended>, Arc<Scene>) {
         let watches: Vec<Arc<Watch>> = workers.iter().map(|_| Watch::alone()).collect();
         let dead = workers.iter().map(|_| AtomicBool::new(false)).collect();
         let scene = Arc::new(Scene { generation: self.generation, watches: watches.clone(), dead });
@@ -241,8 +266,10 @@ impl Play {
         let ended = std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for (rank, wire) in wires.into_iter().enumerate() {
-                let loss = loss.filter(|loss| loss.ranks[0] == rank).cloned();
-                let life = Arc::new(Life { rank, messages: AtomicU64::new(0), loss, scene: Arc::clone(&scene) });
+                let loss = events.loss.clone().filter(|loss| loss.ranks[0] == rank);
+                let signal = events.signal.filter(|signal| signal.rank == rank).map(|signal| signal.message);
+                let (interrupt, scene) = (workers[rank].interrupt.clone(), Arc::clone(&scene));
+                let life = Arc::new(Life { rank, messages: AtomicU64::new(0), loss, signal, interrupt, scene });
                 *lock(&workers[rank].life) = Some(Arc::clone(&life));
                 let programs = Programs::new(MortalWire { wire, life }, Arc::clone(&watches[rank]));
                 let world = Communicator::new(Box::new(programs), Arc::clone(&watches[rank]), true);
@@ -269,16 +296,18 @@ impl Play {
             out: Some(out),
             checkpoints: Some(checkpoints),
             elastic: Some(Arc::clone(&worker.elastic)),
+            interrupt: worker.interrupt.clone(),
             ..options(WorkerGroup::Workers(Arc::new(world)))
         };
         match kolo_train::run(Arc::clone(&self.job), &options, &mut Silent) {
             Ok((mut trainer, report)) => {
                 // Somebody else may be lost yet.
                 worker.elastic.keep_finished(&mut trainer);
-                let evaluation = report.metrics["eval_loss"];
+                let interrupted = report.ended == "interrupted";
+                let evaluation = report.metrics.get("eval_loss").copied().filter(|_| !interrupted).unwrap_or_default();
                 let generations = report.generations.iter().map(|row| row.generation).collect();
                 let losses = [report.loss.to_bits(), evaluation.to_bits()];
-                Ended::Done { weights: report.weights, losses, generations }
+                Ended::Done { weights: report.weights, losses, generations, interrupted }
             }
             Err(error) => ended(error),
         }
@@ -329,12 +358,12 @@ fn rows(folder: &Path) -> Vec<Value> {
     text.lines().map(timeless).collect()
 }
 
-/// Plays a job to its end. `next` says who is lost in a generation of so many ranks, and whether the lost are replaced.
+/// Plays a job to its end. `next` says what happens in a generation of so many ranks.
 fn play(
     stage: usize,
     about: String,
     chance: &mut Chance,
-    mut next: impl FnMut(&mut Chance, u32, usize) -> (Option<Loss>, bool),
+    mut next: impl FnMut(&mut Chance, u32, usize) -> Events,
 ) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
@@ -353,33 +382,44 @@ fn play(
         let mut members: Vec<usize> = (0..size).collect();
         members.sort_by_key(|at| workers[*at].id);
         let group: Vec<&Worker> = members.iter().map(|at| &workers[*at]).collect();
-        let (loss, replaces) = next(chance, play.generation, size);
+        let mut events = next(chance, play.generation, size);
         // Somebody is left.
-        let loss = loss.filter(|loss| loss.ranks.len() < workers.len() && size > 1);
+        events.loss = events.loss.filter(|loss| loss.ranks.len() < workers.len() && size > 1);
         let whom: Vec<(usize, Option<u64>)> = group.iter().map(|one| (one.id, one.elastic.position())).collect();
         let hands = if keepers > 0 { format!(", {keepers} take over") } else { String::new() };
-        play.about += &format!("\ngeneration {} of workers and positions {whom:?}{hands}: {loss:?}", play.generation);
+        play.about += &format!("\ngeneration {} of workers and positions {whom:?}{hands}: {events:?}", play.generation);
         // A run that stands before its first step is at 1.
         let before = group.iter().filter_map(|worker| worker.elastic.position()).max().unwrap_or(1);
-        let (ended, scene) = play.generation(&group, keepers, loss.as_ref());
+        let (ended, scene) = play.generation(&group, keepers, &events);
         play.about += &format!(", ended {ended:?}");
         total += 1;
         assert!(total < 40, "no end, {}", play.about);
         let lost: Vec<usize> = (0..size).filter(|rank| scene.is_dead(*rank)).collect();
         let left = ended.iter().enumerate().filter(|(rank, _)| !lost.contains(rank)).map(|(_, ended)| ended);
         let left: Vec<&Ended> = left.collect();
-        if let Some(Ended::Done { weights, losses, generations }) = left.first().filter(|_| lost.is_empty()) {
-            assert!(left.iter().all(|one| matches!(one, Ended::Done { .. })), "{left:?}, {}", play.about);
-            assert!(generations.is_sorted_by(|one, next| one < next), "{generations:?}, {}", play.about);
-            assert_eq!(generations.last(), Some(&play.generation), "{}", play.about);
-            for (generation, members) in &begun {
-                // Whoever was part of one knows of it.
-                let known = members.iter().any(|id| group.iter().any(|worker| worker.id == *id));
-                assert!(!known || generations.contains(generation), "{generation} of {generations:?}, {}", play.about);
+        let mut is_resumed = false;
+        if let Some(Ended::Done { weights, losses, generations, interrupted }) =
+            left.first().filter(|_| lost.is_empty())
+        {
+            let same = |one: &&&Ended| matches!(one, Ended::Done { interrupted: own, .. } if own == interrupted);
+            assert!(left.iter().filter(same).count() == left.len(), "{left:?}, {}", play.about);
+            is_resumed = *interrupted;
+            if !interrupted {
+                assert!(generations.is_sorted_by(|one, next| one < next), "{generations:?}, {}", play.about);
+                assert_eq!(generations.last(), Some(&play.generation), "{}", play.about);
+                for (generation, members) in &begun {
+                    // Whoever was part of one knows of it.
+                    let known = members.iter().any(|id| group.iter().any(|worker| worker.id == *id));
+                    assert!(
+                        !known || generations.contains(generation),
+                        "{generation} of {generations:?}, {}",
+                        play.about
+                    );
+                }
+                let results = (weights.clone(), *losses, rows(&play.folder));
+                check_checkpoints(&play, &results.2);
+                return Outcome { history: play.about, results, generations: total, resumed };
             }
-            let results = (weights.clone(), *losses, rows(&play.folder));
-            check_checkpoints(&play, &results.2);
-            return Outcome { history: play.about, results, generations: total, resumed };
         }
         let failed = left.iter().find_map(|ended| match ended {
             Ended::Failed(message) => Some(message.clone()),
@@ -396,14 +436,16 @@ fn play(
         let gone: Vec<usize> = lost.iter().map(|rank| group[*rank].id).collect();
         play.generation += 1;
         workers.retain(|worker| !gone.contains(&worker.id));
-        if let Some(message) = failed {
+        if let Some(message) = &failed {
             // Only what nobody holds any more ends a job, and --resume goes on with it.
             assert!(message.contains("is lost: no remaining worker has"), "{message}, {}", play.about);
+        }
+        if failed.is_some() || is_resumed {
             (play.generation, play.resume, resumed) = (0, true, resumed + 1);
             begun.clear();
             workers = (0..WORKERS).map(|more| Worker::new(ids + more)).collect();
             ids += WORKERS;
-        } else if replaces {
+        } else if events.replaces {
             workers.extend((0..gone.len()).map(|more| Worker::new(ids + more)));
             ids += gone.len();
         }
@@ -427,7 +469,7 @@ fn check_checkpoints(play: &Play, rows: &[Value]) {
 
 /// What the job comes to when nobody is lost.
 fn undisturbed(stage: usize) -> Results {
-    play(stage, "undisturbed".into(), &mut Chance(0), |_, _, _| (None, false)).results
+    play(stage, "undisturbed".into(), &mut Chance(0), |_, _, _| Events::default()).results
 }
 
 fn assert_same(outcome: &Outcome, expected: &Results) {
@@ -457,10 +499,14 @@ fn seeded(seed: u64, expected: &[Results]) -> Outcome {
     }
     let stage = chance.below(4) as usize;
     let about = format!("seed {seed}, zero = {stage}");
-    let mut losses = 0;
+    let (mut losses, mut signals) = (0, 0);
     let outcome = play(stage, about, &mut chance, |chance, generation, ranks| {
+        let rank = chance.below(ranks as u64) as usize;
+        let is_asked = signals < SIGNALS && chance.below(3) == 0;
+        let signal = is_asked.then(|| Signal { rank, message: chance.below(2 * MOMENTS) });
+        signals += u64::from(is_asked);
         if losses == LOSSES || chance.below(5) == 0 {
-            return (None, true);
+            return Events { loss: None, replaces: true, signal };
         }
         losses += 1;
         let rank = chance.below(ranks as u64) as usize;
@@ -468,7 +514,7 @@ fn seeded(seed: u64, expected: &[Results]) -> Outcome {
             (1.., 0) => Loss { moment: Moment::Reopened, ranks: some_ranks(chance, 0, ranks) },
             _ => Loss { moment: Moment::Message(chance.below(2 * MOMENTS)), ranks: some_ranks(chance, rank, ranks) },
         };
-        (Some(loss), chance.below(2) == 0)
+        Events { loss: Some(loss), replaces: chance.below(2) == 0, signal }
     });
     assert_same(&outcome, &expected[stage]);
     outcome
@@ -488,9 +534,5 @@ fn workers_may_be_lost_while_others_regroup() {
     }
     println!("{seeds} jobs: {generations} generations, {resumed} resumed from a checkpoint");
     assert!(u64::from(generations) > 2 * seeds, "most lost somebody");
-    assert!(asked_many(seeds) || resumed > 0, "some lost a part of the state");
-}
-
-fn asked_many(seeds: u64) -> bool {
-    seeds < SEEDS
+    assert!(seeds < SEEDS || resumed > 0, "some were interrupted, or lost a part of the state");
 }

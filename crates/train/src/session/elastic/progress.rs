@@ -1,7 +1,7 @@
 //! Where a run stands beside its tensors.
 
 use super::super::{ENDS, Run};
-use crate::checkpoint::Saver;
+use crate::checkpoint::{Saver, TrainerRecord};
 use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::log::Log;
@@ -42,6 +42,8 @@ pub(in super::super) struct Progress {
     log: [u64; 3],
     history: Vec<(usize, u64, u64, Vec<(String, u64)>)>,
     evaluated: Option<Evaluated>,
+    /// Of a run that ends because it was interrupted: what to save of it.
+    before: Option<TrainerRecord>,
     pub rows: VecDeque<Row>,
     pub generations: Vec<GenerationRow>,
 }
@@ -153,6 +155,7 @@ impl Run<'_> {
             rows: self.rows.rows.clone(),
             generations: self.generations.clone(),
             evaluated: self.last.as_ref().map(|made| Evaluated::new(self.evaluated_after, made)),
+            before: self.before.clone(),
             ..self.briefly()
         }
     }
@@ -185,6 +188,7 @@ impl Run<'_> {
             metrics: metrics.iter().map(|(name, value)| (name.clone(), f64::from_bits(*value))).collect(),
         };
         self.pending = progress.pending;
+        self.before = progress.before;
         self.ended = progress.ended.as_deref().and_then(|why| ENDS.into_iter().find(|end| *end == why));
         (self.loss_sum, self.loss_count) = (f64::from_bits(progress.loss_sum), progress.loss_count);
         self.mean_loss = f64::from_bits(progress.mean_loss);
@@ -204,19 +208,19 @@ impl Run<'_> {
         // A save that was due after the last step went with the generation before.
         if !self.pending && self.ended.is_none() {
             let save = self.job.saving.is_due_after(progress.step, self.job.steps_per_epoch);
-            self.wishes = Some(Wishes { save: save && progress.step > 0, ..Wishes::default() });
+            // Whether the one before is still writing is known when all agree, after the next step: nobody waits for its disk here.
+            self.wishes = Some(Wishes { save: save && progress.step > 0, writing: true, ..Wishes::default() });
         }
     }
 
     /// The first rank of a later generation writes on where the one before was.
     pub(super) fn reopen_record(&mut self) -> Result<(), Error> {
-        // What follows the last step, if it is still to be done, is written with its number.
-        let next = self.trainer.next_step() + usize::from(!self.pending);
+        let next = self.trainer.next_step() + 1;
         let first = self.rows.rows.front().map_or(next, |row| row.step.min(next));
         let mut note = |text: &str| self.observer.note(text);
         let steps = first as u64..next as u64;
         let job_text = self.options.checkpoints.as_ref().map_or("", |dir| &dir.job_text);
-        let mut record = Record::reopen(self.options.out.as_ref(), job_text, steps, &mut note)?;
+        let mut record = Record::reopen(self.options.out.as_ref(), job_text, (steps, self.pending), &mut note)?;
         for Row { step, epoch, values } in &self.rows.rows {
             let values: Vec<(&str, f64)> =
                 values.iter().map(|(name, value)| (name.as_str(), f64::from_bits(*value))).collect();
