@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum CkptError {
     /// The system refused.
-    #[error("{}: cannot {action}{}: {source}\n  hint: {}", .path.display(), of_bytes(*.bytes), io_hint(.source))]
+    #[error("{}: cannot {action}{}: {source}\n  hint: {}", .path.display(), of_bytes(*.bytes), io_hint(.action, .source))]
     Io {
         path: PathBuf,
         action: &'static str,
@@ -73,13 +73,20 @@ pub fn human(bytes: u64) -> String {
     format!("{scaled:.2} {} ({bytes} bytes)", UNITS[unit])
 }
 
-fn io_hint(error: &io::Error) -> &'static str {
+/// What is done to something that is there already.
+const READING: [&str; 4] = ["open", "read", "list", "find"];
+
+fn io_hint(action: &str, error: &io::Error) -> &'static str {
     if let Some(hint) = kolo_base::open_files_hint(error) {
         return hint;
     }
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "free space on that file system, or keep fewer checkpoints (`checkpoint.keep`); earlier ones are intact"
+        }
+        io::ErrorKind::PermissionDenied if READING.contains(&action) => "run kolo as a user who may read it",
+        io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput if READING.contains(&action) => {
+            "name a run, one of its checkpoints or a safetensors file"
         }
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             "choose a writable directory; earlier checkpoints are intact"

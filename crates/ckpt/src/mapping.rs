@@ -63,7 +63,8 @@ pub struct Architecture {
 /// What a key of `config.json` must say.
 #[derive(Clone, Copy, Debug)]
 pub enum Config {
-    Text(&'static str),
+    /// One of these texts, all of which mean the same; the first is what we write.
+    OneOf(&'static [&'static str]),
     Number(f64),
     Flag(bool),
     /// The number that the job has under this key.
@@ -72,6 +73,8 @@ pub enum Config {
     FractionOr(&'static str, f64),
     /// Not less than that number.
     AtLeast(&'static str),
+    /// The same, or nothing: no limit.
+    NothingOrAtLeast(&'static str),
     /// Rotary positions to the base that the job has under this key, not scaled. The key is that of newer files; older ones have
     /// [`ROPE_BASE`] and [`ROPE_SCALING`].
     Rotary(&'static str),
@@ -98,9 +101,11 @@ const fn transposed(ours: &'static str, theirs: &'static str) -> Row {
 
 const GPT2_CLASS: (&str, &str) = ("GPT2LMHeadModel", "gpt2");
 
-const fn gpt2_config(tied: bool) -> [(&'static str, Config); 12] {
+const fn gpt2_config(tied: bool) -> [(&'static str, Config); 13] {
     [
-        ("activation_function", Config::Text("gelu_new")),
+        ("model_type", Config::OneOf(&["gpt2"])),
+        // The second is another name of the same function.
+        ("activation_function", Config::OneOf(&["gelu_new", "gelu_pytorch_tanh"])),
         ("layer_norm_epsilon", Config::Number(1e-5)),
         ("scale_attn_weights", Config::Flag(true)),
         ("scale_attn_by_inverse_layer_idx", Config::Flag(false)),
@@ -254,7 +259,10 @@ const LLAMA: Architecture = Architecture {
     extras: &[Extra::Ignored("model.layers.*.self_attn.rotary_emb.inv_freq")],
     shapes: &[],
     config: &[
-        ("hidden_act", Config::Text("silu")),
+        // Others have the same tensors and compute something else with them; a Mistral does not.
+        ("model_type", Config::OneOf(&["llama", "mistral"])),
+        ("sliding_window", Config::NothingOrAtLeast("model.context")),
+        ("hidden_act", Config::OneOf(&["silu", "swish"])),
         ("rms_norm_eps", Config::FractionOr("model.norm_eps", 1e-6)),
         ("attention_bias", Config::Flag(false)),
         ("mlp_bias", Config::Flag(false)),
@@ -405,14 +413,16 @@ impl Architecture {
             }
             let stated = stated?;
             let (fits, wanted) = match wanted {
-                Config::Text(text) => (stated.as_str() == Some(text), format!("\"{text}\"")),
+                Config::OneOf(texts) => {
+                    (stated.as_str().is_some_and(|stated| texts.contains(&stated)), format!("\"{}\"", texts[0]))
+                }
                 Config::Number(number) => (stated.as_f64() == Some(*number), format!("{number:e}")),
                 Config::Flag(flag) => (stated.as_bool() == Some(*flag), flag.to_string()),
                 Config::Setting(name) => {
                     let ours = setting(name)?;
                     (stated.to_string() == ours, format!("`{name} = {ours}`"))
                 }
-                Config::AtLeast(name) => {
+                Config::AtLeast(name) | Config::NothingOrAtLeast(name) => {
                     let ours = setting(name)?;
                     let fits = stated.as_u64().zip(ours.parse().ok()).is_some_and(|(stated, ours)| stated >= ours);
                     (fits, format!("`{name} = {ours}`"))
@@ -437,7 +447,7 @@ impl Architecture {
         let mut config = json!({ "architectures": [class], "model_type": kind });
         for (key, wanted) in self.config {
             config[*key] = match wanted {
-                Config::Text(text) => json!(text),
+                Config::OneOf(texts) => json!(texts[0]),
                 Config::Number(number) => json!(number),
                 Config::Flag(flag) => json!(flag),
                 Config::Setting(name) | Config::AtLeast(name) => json!(setting(settings, name)?.parse::<u64>().ok()?),
@@ -450,7 +460,7 @@ impl Architecture {
                     config[ROPE_BASE] = json!(base);
                     json!({ ROPE_BASE: base, ROPE_TYPE: "default" })
                 }
-                Config::FourTimesWidth => Value::Null,
+                Config::FourTimesWidth | Config::NothingOrAtLeast(_) => Value::Null,
             };
         }
         Some(config)
@@ -550,6 +560,8 @@ mod tests {
             json!({ "rope_theta": 10_000.0, "rope_scaling": null, "max_position_embeddings": 2048 }),
             json!({ "rope_parameters": { "rope_theta": 1e4, "rope_type": "default" }, "max_position_embeddings": 64 }),
             json!({}),
+            json!({ "model_type": "mistral", "sliding_window": null, "hidden_act": "swish" }),
+            json!({ "model_type": "mistral", "sliding_window": 4096 }),
         ] {
             assert_eq!(positions(fine), "");
         }
@@ -570,6 +582,11 @@ mod tests {
                 "`rms_norm_eps` is 0.00001, but kolo's model has `model.norm_eps = 0.000001`",
             ),
             (json!({ "max_position_embeddings": 32 }), "is 32, but kolo's model has `model.context = 64`"),
+            (json!({ "model_type": "granite" }), "`model_type` is \"granite\", but kolo's model has \"llama\""),
+            (
+                json!({ "model_type": "mistral", "sliding_window": 32 }),
+                "`sliding_window` is 32, but kolo's model has `model.context = 64`",
+            ),
         ] {
             let said = positions(wrong);
             assert!(said.contains(wanted), "{wanted}: {said}");

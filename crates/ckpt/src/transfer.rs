@@ -326,7 +326,16 @@ fn read_f32(file: &SafetensorsFile, tensor: &StoredTensor) -> Result<Vec<f32>, C
         "F16" => bytes.chunks_exact(2).map(|pair| f16::from_bits(two(pair)).to_f32()).collect(),
         "BF16" => bytes.chunks_exact(2).map(|pair| bf16::from_bits(two(pair)).to_f32()).collect(),
         "F64" => {
-            bytes.chunks_exact(8).map(|word| f64::from_le_bytes(std::array::from_fn(|at| word[at])) as f32).collect()
+            let words = bytes.chunks_exact(8).map(|word| f64::from_le_bytes(std::array::from_fn(|at| word[at])));
+            if let Some(large) = words.clone().find(|word| word.is_finite() && (*word as f32).is_infinite()) {
+                return Err(CkptError::Tensor {
+                    path: file.path.clone(),
+                    tensor: tensor.name.clone(),
+                    what: format!("has {large:e}, which is too large for 32 bits"),
+                    hint: "kolo's weights are f32: scale the model".into(),
+                });
+            }
+            words.map(|word| word as f32).collect()
         }
         other => {
             return Err(CkptError::Tensor {

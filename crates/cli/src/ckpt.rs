@@ -11,7 +11,7 @@ use crate::output::{print_error, println};
 use indicatif::{ProgressBar, ProgressStyle};
 use kolo_ckpt::diff::{DiffKind, Difference, TensorDiff, ValueDiff, diff};
 use kolo_ckpt::{
-    Checkpoint, CkptError, Header, Listed, MANIFEST, RealDisk, Role, SharedDisk, TensorSource, TensorView,
+    Checkpoint, CkptError, Header, Listed, MANIFEST, RealDisk, Role, SharedDisk, StepName, TensorSource, TensorView,
     checkpoints_of, list, resolve, unfinished,
 };
 use kolo_train::machine::{format_bytes, format_count};
@@ -54,9 +54,36 @@ fn bar(bytes: u64) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
+/// Refuses what is not there, or is no directory.
+fn check_directory(disk: &SharedDisk, path: &Path, hint: &str) -> Result<(), Failure> {
+    match (disk.is_dir(path), path.exists()) {
+        (true, _) => Ok(()),
+        (false, true) => Err(Failure::usage(format!("{}: not a directory", path.display()), hint)),
+        (false, false) => {
+            Err(Failure::usage(format!("{}: there is no such directory", path.display()), "check the path"))
+        }
+    }
+}
+
+/// The checkpoint that this directory is itself, if its name or a manifest says that it is one.
+fn itself(disk: &SharedDisk, path: &Path) -> Option<Listed> {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let name = whole.file_name().and_then(|name| StepName::parse(&name.to_string_lossy()));
+    if name.is_none() && !path.join(MANIFEST).exists() {
+        return None;
+    }
+    let checkpoint = Checkpoint::open(disk, path);
+    let step = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.header().step);
+    Some(Listed { name: name.unwrap_or(StepName { step, revision: 1 }), path: path.to_path_buf(), checkpoint })
+}
+
 fn ls(disk: &SharedDisk, run: &Path) -> Result<(), Failure> {
+    check_directory(disk, run, "`kolo ckpt show` describes a safetensors file")?;
     let root = checkpoints_of(disk.as_ref(), run);
-    let listed = list(disk, &root)?;
+    let listed = match itself(disk, run) {
+        Some(one) => vec![one],
+        None => list(disk, &root)?,
+    };
     let begun = unfinished(disk.as_ref(), &root)?;
     if listed.is_empty() && begun.is_empty() {
         let hint = "name a run directory that has checkpoints";
@@ -131,18 +158,14 @@ fn counted(number: u64, thing: &str) -> String {
 }
 
 fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
-    if !disk.is_dir(path) {
-        let hint = "name a checkpoint or a run directory; other files have no digests to check";
-        return Err(Failure::usage(format!("{}: not a directory", path.display()), hint));
-    }
+    check_directory(disk, path, "name a checkpoint or a run directory; other files have no digests to check")?;
     // Those of a run must also have the names that its resuming goes by.
-    let all: Vec<(PathBuf, Result<Checkpoint, CkptError>)> = match path.join(MANIFEST).exists() {
-        true => vec![(path.to_path_buf(), Checkpoint::open(disk, path))],
-        false => {
-            let listed = list(disk, &checkpoints_of(disk.as_ref(), path))?;
-            listed.into_iter().map(|listed| (listed.path, listed.checkpoint)).collect()
-        }
+    let listed = match itself(disk, path) {
+        Some(one) => vec![one],
+        None => list(disk, &checkpoints_of(disk.as_ref(), path))?,
     };
+    let all: Vec<(PathBuf, Result<Checkpoint, CkptError>)> =
+        listed.into_iter().map(|listed| (listed.path, listed.checkpoint)).collect();
     if all.is_empty() {
         let hint = "name a checkpoint, or a run directory that has checkpoints";
         return Err(Failure::usage(format!("{}: it contains no checkpoint", path.display()), hint));

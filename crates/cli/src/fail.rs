@@ -1,9 +1,11 @@
 //! How a command fails: a message with a hint, and an honest exit code.
 
 use crate::output;
+use crate::whole_file::WholeFile;
 use kolo_comm::Fault;
 use kolo_graph::settings::SettingError;
 use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -152,9 +154,14 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes a file, or says why not.
+/// Writes a file, or says why not, and leaves the one that was there.
 pub fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
-    std::fs::write(path, contents).map_err(|error| cannot_write(path, &error))
+    let write = || -> std::io::Result<u64> {
+        let file = WholeFile::create(path)?;
+        file.handle()?.write_all(contents.as_ref())?;
+        file.finish()
+    };
+    write().map(drop).map_err(|error| cannot_write(path, &error))
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {

@@ -58,12 +58,24 @@ fn old_files(dir: &Path, files: RunFiles) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if is_ours(&entry.file_name().to_string_lossy(), files) {
+        let name = entry.file_name();
+        if is_ours(&name.to_string_lossy(), files) && !is_left_over(&entry.path()) {
             found.push(entry.path());
         }
     }
     found.sort();
     Ok(found)
+}
+
+/// Whether a start that failed left this, such as on a full disk: it belongs to no run.
+fn is_left_over(path: &Path) -> bool {
+    let begins = [CHECKPOINTS, JOB_FILE, "metrics.jsonl"];
+    let is_first = path.file_name().is_some_and(|name| begins.iter().any(|first| name == *first));
+    let Some(meta) = fs::symlink_metadata(path).ok().filter(|_| is_first) else { return false };
+    match meta.is_dir() {
+        true => fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()),
+        false => meta.is_file() && meta.len() == 0,
+    }
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
@@ -302,8 +314,13 @@ mod tests {
             fs::write(dir.join(name), "").unwrap();
         }
         claim(dir, false, RunFiles::All).unwrap();
+        // What a start leaves that found no space.
+        fs::create_dir(dir.join(CHECKPOINTS)).unwrap();
+        [JOB_FILE, "metrics.jsonl"].iter().for_each(|name| fs::write(dir.join(name), "").unwrap());
+        claim(dir, false, RunFiles::All).unwrap();
+        fs::remove_dir(dir.join(CHECKPOINTS)).unwrap();
         for name in ours {
-            fs::write(dir.join(name), "").unwrap();
+            fs::write(dir.join(name), "a line\n").unwrap();
         }
         let refused = claim(dir, false, RunFiles::All).unwrap_err();
         assert!(refused.message().contains("metrics.jsonl") && refused.message().contains("--overwrite"));

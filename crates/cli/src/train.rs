@@ -28,6 +28,7 @@ use kolo_train::report::{Communication, DataStages, DataWait, Planned, Report, S
 use kolo_train::session::{RunOptions, WorkerGroup};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
+use serde_json::Value;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -454,9 +455,46 @@ fn write_report(args: &Train, options: &RunOptions, report: &Report, beside: Opt
     if let Some(beside) = beside {
         value["synchronous"] = serde_json::to_value(beside).map_err(failed)?;
     }
+    if let Some(out) = options.out.as_ref().filter(|_| report.step_ms.median == 0.0) {
+        keep_measured(&mut value, &out.path.join("report.json"));
+    }
     let text = format!("{value:#}\n");
     args.report.as_ref().map_or(Ok(()), |path| write_file(path, &text))?;
     options.out.as_ref().map_or(Ok(()), |out| write_into(out, "report.json", &text))
+}
+
+/// What steps measure.
+const MEASURED: [&str; 10] = [
+    "step_ms",
+    "samples_per_s",
+    "tokens_per_s",
+    "epochs_per_s",
+    "data_wait_ms",
+    "data_stages_ms",
+    "loader",
+    "communication",
+    "skipped",
+    "device_use",
+];
+
+/// A run that was resumed after its last step keeps what its steps measured, and if it was over, the whole report.
+fn keep_measured(report: &mut Value, path: &Path) {
+    let Some(before) = std::fs::read(path).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok()) else {
+        return;
+    };
+    if before["weights"] != report["weights"] || before["steps"] != report["steps"] {
+        return;
+    }
+    let was_over = before["ended"].as_str().is_some_and(|ended| ended != "interrupted");
+    if was_over && report["ended"] == "interrupted" {
+        *report = before;
+        return;
+    }
+    for key in MEASURED {
+        if let Some(measured) = before.get(key) {
+            report[key] = measured.clone();
+        }
+    }
 }
 
 /// Writes a file into a run's directory, which the run may be able to do without.
@@ -511,13 +549,20 @@ fn summary(report: &Report) {
     }
     report.classification.iter().flat_map(classes::lines).for_each(|line| println!("{line}"));
     let tokens = report.tokens_per_s.map_or(String::new(), |rate| format!(", {} tokens/s", format_count(rate as u64)));
-    println!("  speed       {} samples/s{tokens}", format_count(report.samples_per_s as u64));
+    if report.step_ms.median > 0.0 {
+        println!("  speed       {} samples/s{tokens}", format_count(report.samples_per_s as u64));
+    }
     println!("              planned     measured");
     let (plan, measured) = (format!("{:.2} ms", report.planned.step_ms), report.step_ms.median);
-    println!("  step time   {plan:<10}  {measured:.2} ms (planned from rates alone; `kolo plan` times the step)");
-    let rate = report.planned.flops as f64 / report.step_ms.median / 1e6;
-    let whose = if report.workers > 1 { ", per worker" } else { "" };
-    println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s{whose}", format_count(report.planned.flops));
+    let (rate, whose) =
+        (report.planned.flops as f64 / measured / 1e6, if report.workers > 1 { ", per worker" } else { "" });
+    let (time, rate) = match measured > 0.0 {
+        true => (format!("{measured:.2} ms"), format!("at {rate:.1} GFLOP/s{whose}")),
+        // A run that was resumed after its last step.
+        false => ("no steps here".into(), String::new()),
+    };
+    println!("  step time   {plan:<10}  {time} (planned from rates alone; `kolo plan` times the step)");
+    println!("{}", format!("  FLOP/step   {:<10}  {rate}", format_count(report.planned.flops)).trim_end());
     let (plan, peak) = (format_bytes(report.planned.bytes), format_bytes(report.peak_bytes.rss));
     println!("  memory      {plan:<10}  {peak} peak of the whole process");
     if let Some(one) = most_wrong(&report.compared) {

@@ -87,7 +87,8 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
     }
     let run = if batch.requeue { requeued(&command) } else { format!("code=0\n{command} || code=$?\n") };
     let (before, after) = if batch.elastic { (BEFORE_ELASTIC, AFTER_ELASTIC) } else { ("", "") };
-    let _ = write!(text, "{before}{run}{after}exit \"$code\"\n");
+    let crashed = if batch.requeue { requeued_after_a_crash() } else { String::new() };
+    let _ = write!(text, "{before}{run}{after}{crashed}exit \"$code\"\n");
     Ok(text)
 }
 
@@ -98,6 +99,20 @@ fn requeued(command: &str) -> String {
         "requeue=\n{command} &\nstep=$!\ntrap 'requeue=1; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM\ncode=0\n\
          wait \"$step\" || code=$?\nif [ -n \"$requeue\" ]; then\n    code=0\n    wait \"$step\" || code=$?\n    \
          scontrol requeue \"$SLURM_JOB_ID\"\nfi\n"
+    )
+}
+
+/// A job that is queued again after a crash was so before at most so many times, for whatever reason.
+const RESTARTS_MAX: usize = 10;
+/// What a shell adds to a signal for the exit code of a process that it ended.
+const EXIT_SIGNALLED: i32 = 128;
+
+/// If a signal ended a task, such as the coordinator's, the job goes back to the queue, too. An error of the job's own would come
+/// again: it ends the job.
+fn requeued_after_a_crash() -> String {
+    format!(
+        "if [ -z \"$requeue\" ] && [ \"$code\" -gt {EXIT_SIGNALLED} ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {RESTARTS_MAX} ]; \
+         then\n    scontrol requeue \"$SLURM_JOB_ID\"\nfi\n"
     )
 }
 
@@ -175,7 +190,8 @@ mod tests {
             "#SBATCH --signal=B:TERM@60",
             "#SBATCH --requeue",
             "trap 'requeue=1; scancel --signal=TERM",
-            "scontrol requeue",
+            "    scontrol requeue \"$SLURM_JOB_ID\"\nfi\nif [ -z \"$requeue\" ] && [ \"$code\" -gt 128 ] && [ \"${SLURM_RESTART_COUNT:-0}\" -lt 10 ]; then\n    \
+             scontrol requeue \"$SLURM_JOB_ID\"\nfi\nexit \"$code\"\n",
             " 'it'\\''s.toml' --out 'runs/a b'-\"$SLURM_JOB_ID\" &",
         ] {
             assert!(again.contains(line), "{again}");
@@ -187,6 +203,8 @@ mod tests {
             let places = parts.map(|part| text.find(part).expect(part));
             assert!(places.is_sorted(), "{text}");
         }
+        // Whether the job is done is known before it is queued again.
+        assert!(both.find("-s \"$KOLO_DONE_FILE\"") < both.find("-gt 128"), "{both}");
     }
 
     #[test]

@@ -76,7 +76,12 @@ impl Strategy for Servers {
             let why = "a worker could not tell which steps the servers leave out";
             return refused("train.precision = \"f16\"".into(), "precision", why);
         }
+        if job.freezes {
+            return refused("model.freeze".into(), "freeze", "the servers have trained parameters only");
+        }
         for other in others {
+            let written = other.written();
+            let key = written.trim_start_matches("parallel.").split(" = ").next().unwrap_or_default();
             let (key, why) = match other.name() {
                 name if name == data::KIND.name => continue,
                 name if name == zero::KIND.name => {
@@ -84,9 +89,9 @@ impl Strategy for Servers {
                 }
                 name if name == central::KIND.name => (name, "the servers keep the weights, and each worker a copy"),
                 name if name == narrow::KIND.name => ("wire", "gradients travel to the servers as f32"),
-                name => (name, "workers with servers split the batch and nothing else"),
+                _ => (key, "workers with servers split the batch and nothing else"),
             };
-            return refused(other.written(), key, why);
+            return refused(written.clone(), key, why);
         }
         Ok(())
     }

@@ -319,6 +319,8 @@ pub struct Facts {
     pub early_stop: bool,
     /// Gradients are scaled on their way, and a step may turn out to change nothing.
     pub scales_gradients: bool,
+    /// Some parameters are not trained.
+    pub freezes: bool,
 }
 
 /// A strategy that a job has chosen, with its settings.

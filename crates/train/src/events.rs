@@ -42,6 +42,11 @@ impl EventWriter {
         self.file.write_all(&record(&scalar_event(wall_time_s(), tag, step, value)))
     }
 
+    /// The run goes on with this step after a restart: points of it and of later steps in earlier files count no more.
+    pub fn restart(&mut self, step: u64) -> io::Result<()> {
+        self.file.write_all(&record(&restart_event(wall_time_s(), step)))
+    }
+
     /// Hands everything to the operating system, for a TensorBoard that is watching.
     pub fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
@@ -94,6 +99,17 @@ fn scalar_event(wall_time_s: f64, tag: &str, step: u64, scalar: f32) -> Vec<u8> 
     event.double(1, wall_time_s);
     event.unsigned(2, step);
     event.bytes(5, &summary.0);
+    event.0
+}
+
+/// `Event { wall_time = 1, step = 2, session_log = 7 }`, `SessionLog { status = 1 }`, whose `START` is 1.
+fn restart_event(wall_time_s: f64, step: u64) -> Vec<u8> {
+    let mut log = Message::default();
+    log.unsigned(1, 1);
+    let mut event = Message::default();
+    event.double(1, wall_time_s);
+    event.unsigned(2, step);
+    event.bytes(7, &log.0);
     event.0
 }
 
@@ -219,6 +235,14 @@ mod tests {
         let value = fields(bytes(&summary[0].1));
         assert_eq!((summary.len(), summary[0].0), (1, 1));
         assert_eq!(value, [(1, Value::Bytes(b"loss".to_vec())), (2, Value::Float(0.25))]);
+    }
+
+    /// What TensorBoard looks for to drop points that a restarted run makes again.
+    #[test]
+    fn a_restart_parses_back() {
+        let event = fields(&restart_event(1.5, 300));
+        assert_eq!(event[..2], [(1, Value::Double(1.5)), (2, Value::Varint(300))]);
+        assert_eq!((event[2].0, fields(bytes(&event[2].1))), (7, vec![(1, Value::Varint(1))]));
     }
 
     /// The header that every TFRecord of 24 bytes has, as TensorFlow writes it for its `file_version` event.

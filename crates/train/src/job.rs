@@ -175,7 +175,7 @@ impl Job {
         let rules = TrainRules::read(&train, &*model, steps_per_epoch, batch)?;
         rules.check_early_stop(&train, &split)?;
         train.finish()?;
-        let facts = rules.facts(reproducible);
+        let facts = Facts { freezes: !start.freeze.is_empty(), ..rules.facts(reproducible) };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
         let saving = SavingRule::read(&checkpoint, || measures(&split, &*model))?;
         Ok(Self {
@@ -230,7 +230,8 @@ impl Job {
     /// What strategies may want to know.
     pub fn facts(&self) -> Facts {
         let scales_gradients = self.loss_scale.is_some();
-        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some(), scales_gradients }
+        let (early_stop, freezes) = (self.early_stop.is_some(), !self.start.freeze.is_empty());
+        Facts { reproducible: self.reproducible, early_stop, scales_gradients, freezes }
     }
 
     /// What two ranks must agree on to train the same job: every key with the value that counts, what follows from several of
@@ -422,7 +423,8 @@ impl TrainRules {
     }
 
     fn facts(&self, reproducible: bool) -> Facts {
-        Facts { reproducible, early_stop: self.early_stop.is_some(), scales_gradients: self.loss_scale.is_some() }
+        let (early_stop, scales_gradients) = (self.early_stop.is_some(), self.loss_scale.is_some());
+        Facts { reproducible, early_stop, scales_gradients, freezes: false }
     }
 }
 

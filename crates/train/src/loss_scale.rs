@@ -20,6 +20,10 @@ pub const LOSS_SCALE: &str = "loss_scale";
 /// The output that counts the steps that changed nothing so far.
 pub const SKIPPED: &str = "skipped_steps";
 
+/// The states behind them.
+pub const FACTOR_STATE: &str = "loss_scale.factor";
+pub const SKIPPED_STATE: &str = "loss_scale.skipped";
+
 /// The first factor of a job in f16, from `[train]`.
 pub fn read(train: &Settings) -> Result<f64, SettingError> {
     let first = train.float_in("loss_scale", FIRST, LEAST, LARGEST)?;
@@ -44,9 +48,9 @@ pub struct LossScale<'b> {
 impl<'b> LossScale<'b> {
     /// A factor that starts so.
     pub fn new(builder: &'b Builder, first: f64) -> Self {
-        let state =
-            |name: &str, first: f64| builder.state(&format!("loss_scale.{name}"), Type::f32([]), Init::Constant(first));
-        let (factor, good_steps, skipped) = (state("factor", first), state("good_steps", 0.0), state("skipped", 0.0));
+        let state = |name: &str, first: f64| builder.state(name, Type::f32([]), Init::Constant(first));
+        let factor = state(FACTOR_STATE, first);
+        let (good_steps, skipped) = (state("loss_scale.good_steps", 0.0), state(SKIPPED_STATE, 0.0));
         Self { builder, factor, good_steps, skipped }
     }
 

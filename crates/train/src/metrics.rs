@@ -68,13 +68,13 @@ impl MetricsFile {
         Ok(Self { file, there })
     }
 
-    /// Appends a line, unless it is there. JSON has no NaN and no infinity: they are written as null.
-    pub fn write(&mut self, step: u64, epoch: u64, values: &[(&str, f64)]) -> io::Result<()> {
+    /// Appends a line, unless it is there; whether it is new. JSON has no NaN and no infinity: they are written as null.
+    pub fn write(&mut self, step: u64, epoch: u64, values: &[(&str, f64)]) -> io::Result<bool> {
         if let Some(rows) = self.there.get_mut(&step).filter(|rows| **rows > 0) {
             *rows -= 1;
-            return Ok(());
+            return Ok(false);
         }
-        self.file.write_all(line(step, epoch, values)?.as_bytes())
+        self.file.write_all(line(step, epoch, values)?.as_bytes()).map(|()| true)
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let mut first = MetricsFile::create(&path).unwrap();
-        (1..=5).for_each(|step| first.write(step, 1, &[("loss", 0.5)]).unwrap());
+        (1..=5).for_each(|step| assert!(first.write(step, 1, &[("loss", 0.5)]).unwrap()));
         std::fs::write(&path, std::fs::read_to_string(&path).unwrap() + "{\"step\":3,\"ep").unwrap();
         MetricsFile::resume(&path, 3, false).unwrap().write(4, 1, &[("loss", 0.25)]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
@@ -110,7 +110,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut file = MetricsFile::reopen(&path, 0..0, false).unwrap();
-        (1..5).for_each(|step| file.write(step, 1, &[("loss", 0.5)]).unwrap());
+        (1..5).for_each(|step| assert!(file.write(step, 1, &[("loss", 0.5)]).unwrap()));
         // The process was killed in the midst of a line.
         file.file.write_all(b"{\"step\":5,\"ep").unwrap();
         let mut file = MetricsFile::reopen(&path, 7..7, false).unwrap();
@@ -150,7 +150,7 @@ mod tests {
             let mut file = MetricsFile::reopen(&path, 3..4, pending).unwrap();
             // It may be known to whoever reopens the file, or not.
             if pending {
-                file.write(3, 1, &[("step/loss", 0.5)]).unwrap();
+                assert!(!file.write(3, 1, &[("step/loss", 0.5)]).unwrap());
             }
             let text = std::fs::read_to_string(&path).unwrap();
             let of_three = if pending { 1 } else { 2 };

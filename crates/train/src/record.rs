@@ -138,7 +138,7 @@ impl Files {
                 None => MetricsFile::create(&dir.join("metrics.jsonl")),
             }
             .map_err(failed)?,
-            events: EventWriter::create(dir).map_err(failed)?,
+            events: events_from(dir, resumed.map(|(step, _)| step as u64 + 1)).map_err(failed)?,
         })
     }
 
@@ -148,17 +148,18 @@ impl Files {
         if std::fs::read_to_string(dir.join(JOB_FILE)).ok().as_deref() != Some(job_text) {
             begin_in(dir, job_text)?;
         }
-        Ok(Self {
-            dir: dir.into(),
-            metrics: MetricsFile::reopen(&dir.join("metrics.jsonl"), steps, pending).map_err(failed)?,
-            events: EventWriter::create(dir).map_err(failed)?,
-        })
+        let events = events_from(dir, Some(steps.end)).map_err(failed)?;
+        let metrics = MetricsFile::reopen(&dir.join("metrics.jsonl"), steps, pending).map_err(failed)?;
+        Ok(Self { dir: dir.into(), metrics, events })
     }
 
     fn write(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) -> Result<(), Error> {
         let written = self.metrics.write(step as u64, epoch as u64, values);
         let metrics = self.dir.join("metrics.jsonl");
-        written.map_err(|error| row_error(&metrics, step, &error))?;
+        if !written.map_err(|error| row_error(&metrics, step, &error))? {
+            // Then it is among the events, too.
+            return Ok(());
+        }
         let events = &mut self.events;
         let mut written = values.iter().try_for_each(|(tag, value)| events.scalar(tag, step as u64, *value as f32));
         written = written.and_then(|()| events.flush());
@@ -166,13 +167,24 @@ impl Files {
     }
 }
 
+/// Events of a new run, or of one that goes on with this step.
+fn events_from(dir: &Path, step: Option<u64>) -> std::io::Result<EventWriter> {
+    let mut events = EventWriter::create(dir)?;
+    step.map_or(Ok(()), |step| events.restart(step))?;
+    Ok(events)
+}
+
 /// A directory with its job.
 fn begin_in(dir: &Path, job_text: &str) -> Result<(), Error> {
-    let mut made = std::fs::create_dir_all(dir);
-    if !job_text.is_empty() {
-        made = made.and_then(|()| std::fs::write(dir.join(JOB_FILE), job_text));
+    std::fs::create_dir_all(dir).map_err(|error| write_error(dir, &error))?;
+    if job_text.is_empty() {
+        return Ok(());
     }
-    made.map_err(|error| write_error(dir, &error))
+    let path = dir.join(JOB_FILE);
+    std::fs::write(&path, job_text).map_err(|error| Error::Write {
+        path: path.display().to_string(),
+        message: format!("{error}, writing {} bytes", job_text.len()),
+    })
 }
 
 /// With the bytes that the file has, whole rows or not.

@@ -385,8 +385,7 @@ impl<'r> Run<'r> {
                 self.save(wishes)?;
             } else if self.watch.is_over(&self.job) {
                 // So it was when it was saved.
-                self.measure_again()?;
-                self.ended = Some("early stop");
+                self.ended = Some(self.measure_again("early stop")?);
             } else if self.trainer.next_step() < self.job.total_steps {
                 match self.step() {
                     Err(Error::Interrupted) => self.ended = Some(self.cut_off()?),
@@ -396,8 +395,7 @@ impl<'r> Run<'r> {
                     }
                 }
             } else {
-                self.measure_again()?;
-                self.ended = Some("done");
+                self.ended = Some(self.measure_again("done")?);
             }
         }
         // What is saved here is never made again.
@@ -450,15 +448,20 @@ impl<'r> Run<'r> {
         last.as_ref().is_some_and(|evaluation| watch.stale(job, evaluation))
     }
 
-    /// A run that was over when it was saved has an evaluation to make, for its report.
-    fn measure_again(&mut self) -> Result<(), Error> {
-        if self.last.is_none() {
-            self.ties.last_weights(&mut self.trainer)?;
-            if self.ties.links.is_none() || self.options.group.is_rank_zero() {
-                (self.last, self.evaluated_after) = (self.trainer.evaluate()?, self.trainer.next_step());
+    /// A run that was over when it was saved has an evaluation to make, for its report. Why it ends.
+    fn measure_again(&mut self, ended: &'static str) -> Result<&'static str, Error> {
+        if self.last.is_some() {
+            return Ok(ended);
+        }
+        self.ties.last_weights(&mut self.trainer)?;
+        if self.ties.links.is_none() || self.options.group.is_rank_zero() {
+            match self.trainer.evaluate() {
+                // What was saved stays as it is.
+                Err(Error::Interrupted) => return Ok("interrupted"),
+                made => (self.last, self.evaluated_after) = (made?, self.trainer.next_step()),
             }
         }
-        Ok(())
+        Ok(ended)
     }
 
     /// What all workers want after this step.
@@ -517,17 +520,24 @@ impl<'r> Run<'r> {
         let (step, epoch) = (self.trainer.next_step(), self.epoch());
         // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
         let evaluates = !interrupted && (self.ties.links.is_none() || self.options.group.is_rank_zero());
+        // Workers of servers end with all others, after their next step: this evaluation is made nowhere else.
+        let goes_on = self.ties.links.is_some() && step < self.job.total_steps;
+        if goes_on {
+            self.trainer.interrupted_by(&Interrupt::default());
+        }
         let observer = &mut *self.observer;
         let evaluate = || self.trainer.evaluate_telling(&mut |done, all| observer.evaluating(done, all));
         let made = match evaluates.then(evaluate) {
-            // Workers of servers end with all others, after their next step.
             Some(Err(Error::Interrupted)) => {
-                interrupted = self.ties.links.is_none() || step == self.job.total_steps;
+                interrupted = true;
                 None
             }
             Some(made) => made?,
             None => None,
         };
+        if goes_on {
+            self.trainer.interrupted_by(&self.options.interrupt);
+        }
         // From here on nothing fails because of others.
         self.mean_loss = self.loss_sum / self.loss_count as f64;
         (self.loss_sum, self.loss_count) = (0.0, 0);

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
-use crate::loss_scale::{LOSS_SCALE, SKIPPED};
+use crate::loss_scale::{FACTOR_STATE, LOSS_SCALE, SKIPPED, SKIPPED_STATE};
 use crate::machine::peak_rss_bytes;
 use crate::parts::Holding;
 use crate::step::IGNORED;
@@ -471,7 +471,13 @@ impl Trainer {
 
     /// The factor of the next step's gradients, and the steps so far that changed nothing, in f16.
     pub fn loss_scale(&self) -> Option<[f32; 2]> {
-        Some([self.number(LOSS_SCALE)?, self.number(SKIPPED)?])
+        let of_step = [self.number(LOSS_SCALE)?, self.number(SKIPPED)?];
+        if of_step[0] > 0.0 {
+            return Some(of_step);
+        }
+        // No step was made here yet: what was initialised or resumed.
+        let kept = |name: &str| self.store.values(name)?.first().copied();
+        Some([kept(FACTOR_STATE)?, kept(SKIPPED_STATE)?])
     }
 
     /// Names the first op that produced a number that is not finite. The update has not run, so the weights are whole.

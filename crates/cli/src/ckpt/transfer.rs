@@ -10,7 +10,7 @@ use crate::output::println;
 use kolo_ckpt::mapping::{ARCHITECTURES, Architecture, OWN, Target};
 use kolo_ckpt::transfer::{self, Incoming, Wanted};
 use kolo_ckpt::{
-    CHECKPOINTS, Disk, Header, INDEX, Piece, Role, SharedDisk, TensorSource, commit, staging_dir, write_shard,
+    CHECKPOINTS, Disk, Header, INDEX, Piece, Role, SharedDisk, TensorSource, commit, discard, staging_dir, write_shard,
 };
 use kolo_exec::Store;
 use kolo_exec::store::{self, Saved};
@@ -150,8 +150,13 @@ pub fn import(kinds: &Kinds, disk: &SharedDisk, file: &Path, out: &Path, args: &
             place.copy_from_slice(&values);
         }
     }
+    // What is replaced goes when what replaces it is on the disk.
+    let staging = staging_dir(out, 0, 0);
+    let written = store.save(None);
+    let summary = write_shard(disk.as_ref(), &staging, 0, 1, &mut written.iter().map(piece), &|_| ());
+    let summary = summary.inspect_err(|_| discard(disk.as_ref(), &staging))?;
     stale.iter().try_for_each(|path| out::remove(path))?;
-    let path = save(disk, &root, &store, &job)?;
+    let path = commit(disk.as_ref(), &root, &staging, &header_of(&store, &job), &[summary])?;
     write_file(&out.join(JOB_FILE), &job.text)?;
     println!(
         "{}: {} tensors of {}, weights {}",
@@ -195,12 +200,9 @@ pub fn check_config(
     }
 }
 
-/// A checkpoint of a store, as one worker writes it before the first step.
-fn save(disk: &SharedDisk, root: &Path, store: &Store, job: &Job) -> Result<PathBuf, Failure> {
-    let saved = store.save(None);
-    let staging = staging_dir(root, 0, 0);
-    let summary = write_shard(disk.as_ref(), &staging, 0, 1, &mut saved.iter().map(piece), &|_| ())?;
-    let header = Header {
+/// Of a checkpoint as one worker writes it before the first step.
+fn header_of(store: &Store, job: &Job) -> Header {
+    Header {
         step: 0,
         weights: store.digest(),
         settings: job.settings.clone(),
@@ -209,8 +211,7 @@ fn save(disk: &SharedDisk, root: &Path, store: &Store, job: &Job) -> Result<Path
         version: env!("CARGO_PKG_VERSION").into(),
         workers: 1,
         ..Header::default()
-    };
-    Ok(commit(disk.as_ref(), root, &staging, &header, &[summary])?)
+    }
 }
 
 fn piece(saved: &Saved) -> Piece<'_> {

@@ -116,3 +116,47 @@ fn an_export_replaces_nothing_unasked() {
     refused(&["--overwrite"], "m.safetensors is no regular file");
     assert!(!file.is_file() && file.exists());
 }
+
+/// What the file beside weights of another library says counts wherever they are read, whatever their names.
+#[test]
+fn sizes_beside_weights_of_others_are_compared() {
+    let dir = tempdir();
+    let weights = format!("{}/tests/imports/llama/model.safetensors", env!("CARGO_MANIFEST_DIR"));
+    let job = |model: &str| {
+        let model = format!(
+            "kind = \"llama\"\nlayers = 2\nwidth = 16\nheads = 4\nkv_heads = 2\nhidden = 24\ncontext = 8\nvocab = 20\n{model}"
+        );
+        format!(
+            "[model]\n{model}\n[data]\nsource = \"synthetic:tokens\"\nsamples = 16\nbatch = 4\ngrains = 1\n[train]\nsteps = 1\n"
+        )
+    };
+    std::fs::write(dir.path().join("right.toml"), job("")).expect("a job");
+    std::fs::write(dir.path().join("wrong.toml"), job("norm_eps = 1e-6")).expect("a job");
+    let generate = |job: &'static str| {
+        let words =
+            ["generate", &weights, "--job", job, "--prompt-tokens", "1,2,3", "--tokens", "4", "--temperature", "0"];
+        run_in(dir.path(), &words)
+    };
+    let said =
+        |output: std::process::Output| (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned());
+    let right = said(generate("right.toml"));
+    assert_eq!(right.0, Some(0), "{}", right.1);
+    for (code, error) in [
+        said(generate("wrong.toml")),
+        said(run_in(dir.path(), &["eval", &weights, "--job", "wrong.toml"])),
+        said(run_in(dir.path(), &["ckpt", "import", &weights, "out", "--model", "wrong.toml"])),
+    ] {
+        let wanted = "config.json: `rms_norm_eps` is 0.00001, but kolo's model has `model.norm_eps = 0.000001`";
+        assert!(code == Some(1) && error.contains(wanted), "{code:?} {error}");
+    }
+    // A run may start from them and go another way: it is told.
+    let from = format!("norm_eps = 1e-6\nfrom = \"{weights}\"");
+    std::fs::write(dir.path().join("from.toml"), job(&from)).expect("a job");
+    let (code, error) = said(run_in(dir.path(), &["train", "from.toml", "--no-out"]));
+    assert!(code == Some(0) && error.contains("note: ") && error.contains("`rms_norm_eps` is 0.00001"), "{error}");
+    // The model is known without the data of its job.
+    let gone = job("").replace("synthetic:tokens", "gone.bin");
+    std::fs::write(dir.path().join("gone.toml"), gone).expect("a job");
+    let gone = said(generate("gone.toml"));
+    assert_eq!(gone.0, Some(0), "{}", gone.1);
+}

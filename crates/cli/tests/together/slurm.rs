@@ -72,6 +72,7 @@ fn a_cluster_trains_like_one_process() {
     let alone = long_run();
     a_batch_job_that_loses_a_task(&cluster, &alone);
     a_batch_job_that_is_requeued(&cluster, &alone);
+    a_batch_job_that_loses_its_coordinator(&cluster, &alone);
 }
 
 fn steps(cluster: &Cluster) {
@@ -241,6 +242,23 @@ impl<'c> Batch<'c> {
         pids.find(has).unwrap_or_else(|| panic!("no task {number}: {}", self.printed()))
     }
 
+    /// Waits until it is in the queue again, and lets it start at once.
+    fn comes_back(&self) {
+        let scontrol =
+            |words: &[&str]| run(&mut self.cluster.command(&[&["scontrol"], words].concat(), Path::new("/")), LIMIT);
+        let begin = Instant::now();
+        let is_back = |shown: &str| shown.contains("JobState=PENDING") && shown.contains("Restarts=1");
+        while !is_back(&scontrol(&["show", "job", &self.number]).well().stdout) {
+            assert!(begin.elapsed() < LIMIT, "{}", self.printed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // Slurm would wait two minutes. While it still cleans up, it refuses.
+        while scontrol(&["update", &format!("JobId={}", self.number), "StartTime=now"]).code != Some(0) {
+            assert!(begin.elapsed() < LIMIT, "{}", self.printed());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// It must end well, with these weights.
     fn agrees(&self, alone: &str) {
         let (job, printed) = (self.cluster.ended(&self.number), self.printed());
@@ -264,22 +282,22 @@ fn a_batch_job_that_loses_a_task(cluster: &Cluster, alone: &str) {
 fn a_batch_job_that_is_requeued(cluster: &Cluster, alone: &str) {
     let batch = Batch::submit(cluster, &["--requeue"], &[]);
     batch.wait_for_work();
-    let scontrol = |words: &[&str]| run(&mut cluster.command(&[&["scontrol"], words].concat(), Path::new("/")), LIMIT);
     run(&mut cluster.command(&["scancel", "--batch", "--signal=TERM", &batch.number], Path::new("/")), LIMIT).well();
-    let begin = Instant::now();
-    let is_back = |shown: &str| shown.contains("JobState=PENDING") && shown.contains("Restarts=1");
-    while !is_back(&scontrol(&["show", "job", &batch.number]).well().stdout) {
-        assert!(begin.elapsed() < LIMIT, "{}", batch.printed());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    // Slurm would wait two minutes. While it still cleans up, it refuses.
-    while scontrol(&["update", &format!("JobId={}", batch.number), "StartTime=now"]).code != Some(0) {
-        assert!(begin.elapsed() < LIMIT, "{}", batch.printed());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    batch.comes_back();
     batch.agrees(alone);
     let printed = batch.printed();
     assert!(printed.contains("interrupted after ") && printed.contains("resuming after step "), "{printed}");
+}
+
+/// The task that coordinates an elastic job is lost, and the job with it: it comes back and goes on from its newest checkpoint.
+fn a_batch_job_that_loses_its_coordinator(cluster: &Cluster, alone: &str) {
+    let batch = Batch::submit(cluster, &["--requeue"], &["--elastic", "--set", "checkpoint.every=20 steps"]);
+    batch.wait_for_work();
+    signal(batch.task(0), 9);
+    batch.comes_back();
+    batch.agrees(alone);
+    let printed = batch.printed();
+    assert!(printed.contains("resuming after step "), "{printed}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use crate::device;
 use crate::tiles::Address;
+use kolo_graph::collective::{AfterGrains, Barrier};
 use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::piece::Piece;
 use kolo_graph::region::Region;
@@ -190,9 +191,19 @@ impl RoundBf16 {
     /// For what an update reads: a parameter, or a piece of one.
     fn for_update(graph: &Graph, mut read: ValueId, seed: u64) -> Result<Self, String> {
         let mut start = 0;
-        while graph.maker(read).op.view() {
-            start += graph.maker(read).op.downcast::<Piece>().map_or(0, |piece| piece.start);
-            read = graph.maker(read).inputs[0];
+        loop {
+            let maker = graph.maker(read);
+            let slot = if maker.op.view() {
+                start += maker.op.downcast::<Piece>().map_or(0, |piece| piece.start);
+                Some(0)
+            } else if maker.op.downcast::<Barrier>().is_some() || maker.op.downcast::<AfterGrains>().is_some() {
+                // What waits for others is what went in.
+                maker.outputs.iter().position(|output| *output == read)
+            } else {
+                None
+            };
+            let Some(input) = slot.and_then(|slot| maker.inputs.get(slot)) else { break };
+            read = *input;
         }
         match graph.maker(read).op.downcast::<Param>() {
             Some(param) => Ok(Self::new(seed, &param.name, param.region().skip(start))),

@@ -71,7 +71,7 @@ pub struct Resumed {
 }
 
 /// Keys that may differ from those a run was saved with: they change how it runs, never what it learns.
-const FREE: [&str; 13] = [
+const FREE: [&str; 14] = [
     "job.name",
     "data.cache",
     "data.cache_dir",
@@ -85,6 +85,7 @@ const FREE: [&str; 13] = [
     "data.index_dir",
     "train.log_every",
     "train.eval_every",
+    "train.grad_norm",
 ];
 /// Paths, which may differ where the checkpoint knows its data themselves.
 const PATHS: [&str; 3] = ["data.source", "data.validation", "data.test"];

@@ -103,6 +103,8 @@ pub(crate) struct Saver {
     /// Tells what this run leaves unfinished from what another did.
     attempt: u64,
     world: Option<Arc<Communicator>>,
+    /// Earlier generations may have saved what this one is about to save.
+    goes_on: bool,
     settings: Vec<(String, String)>,
     /// How the job sees its files, for whoever uses the model on others.
     preprocessing: Option<String>,
@@ -140,6 +142,7 @@ impl Saver {
         let (sees, attempt) = prepare(dir, world.as_deref(), goes_on)?;
         Ok(Self {
             dir: dir.clone(),
+            goes_on,
             rule: job.saving.clone(),
             disk: RealDisk::shared(),
             attempt,
@@ -302,11 +305,14 @@ impl Saver {
         self.commit()?;
         self.settle_commit();
         self.unpublished = false;
+        self.saved_step = Some(record.step);
         // From here on no rank writes, or makes anything visible.
+        if self.is_first() && self.visible != Some(record.step) && self.has_saved(record) {
+            self.visible = Some(record.step);
+        }
         if !self.is_missing(record.step)? {
             return Ok(true);
         }
-        self.saved_step = Some(record.step);
         let (staging, header) = (self.staging(record.step), self.header(record, weights));
         let own = self.chosen(store, elsewhere);
         let here = own.iter().map(|number| piece(&store.entries()[*number], store.bytes_of(*number)));
@@ -325,10 +331,23 @@ impl Saver {
         Ok(!is_missing)
     }
 
-    /// Whether a rank knows of no visible checkpoint of this step. All ranks call it together.
+    /// Whether the first rank knows of no visible checkpoint of this step. All ranks call it together.
     fn is_missing(&self, step: usize) -> Result<bool, Error> {
-        let known = self.saved_step == Some(step) && (!self.is_first() || self.visible == Some(step));
-        together::any(self.world.as_deref(), !known)
+        together::any(self.world.as_deref(), self.is_first() && self.visible != Some(step))
+    }
+
+    /// Whether an earlier generation has left a sound checkpoint of this very state.
+    fn has_saved(&self, record: &TrainerRecord) -> bool {
+        // How long it took differs, and nothing else may.
+        let timeless = |record: &TrainerRecord| TrainerRecord { seconds: 0.0, ..record.clone() };
+        let same = |listed: &kolo_ckpt::Listed| {
+            let saved = listed.checkpoint.as_ref().ok()?;
+            let trainer = serde_json::from_value(saved.header().trainer.clone()).ok()?;
+            Some(timeless(&trainer) == timeless(record) && saved.verify(&|_| ()).is_empty())
+        };
+        let listed = if self.goes_on { kolo_ckpt::list(&self.disk, &self.dir.root).ok() } else { None };
+        let of_step = |listed: &&kolo_ckpt::Listed| listed.name.step == record.step as u64;
+        listed.iter().flatten().filter(of_step).any(|listed| same(listed).unwrap_or(false))
     }
 
     /// What came of the saves since this was last asked.
