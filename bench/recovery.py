@@ -119,7 +119,7 @@ def one_run(binary, folder, kind, zero, transport, steps, expected, dice):
     job = Job(binary, folder, steps, "-n", str(WORKERS), *flags)
     started = [job.child]
     try:
-        moment = int(steps * dice.uniform(*KILLED))
+        moment = 1 + int(steps * dice.uniform(*KILLED))
         reached = job.wait("the step of the kill", lambda: job.reached(moment))
         children = Path(f"/proc/{job.child.pid}/task").glob("*/children")
         workers = sorted(int(pid) for words in children for pid in words.read_text().split())

@@ -146,7 +146,7 @@ fn sizes_beside_weights_of_others_are_compared() {
         said(run_in(dir.path(), &["eval", &weights, "--job", "wrong.toml"])),
         said(run_in(dir.path(), &["ckpt", "import", &weights, "out", "--model", "wrong.toml"])),
     ] {
-        let wanted = "config.json: `rms_norm_eps` is 0.00001, but kolo's model has `model.norm_eps = 0.000001`";
+        let wanted = "config.json: `rms_norm_eps` is 0.00001, but kolo's model has `model.norm_eps = 1e-6`";
         assert!(code == Some(1) && error.contains(wanted), "{code:?} {error}");
     }
     // A run may start from them and go another way: it is told.
