@@ -229,6 +229,20 @@ fn data_are_inspected_and_converted() {
     assert!(stdout_of(dir.path(), &["data", "inspect", "numbers.npz"]).contains("npz: 1 file"));
 }
 
+/// Names in files may hold anything, and be of any length.
+#[test]
+fn odd_names_are_shown_short_and_escaped() {
+    let dir = tempdir();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("odd.jsonl", &format!("{{\"{}\": 1, \"a\\u001b[2J\\nb\": \"\\u001b\"}}\n", "n".repeat(70_000)));
+    let said = stdout_of(dir.path(), &["data", "inspect", "odd.jsonl"]);
+    assert!(!said.contains('\u{1b}') && said.contains("a\\u{1b}[2J\\nb  "), "{said}");
+    assert!(said.contains(&format!("{}…", "n".repeat(59))) && !said.contains(&"n".repeat(60)), "{said}");
+    write("broken.jsonl", "{\"a\\u001b\": 1}\n{\"a\\u001b\": [1, 2]}\n");
+    let said = stdout_of(dir.path(), &["data", "inspect", "broken.jsonl"]);
+    assert!(!said.contains('\u{1b}') && said.contains("record 1 cannot be read: "), "{said}");
+}
+
 #[test]
 fn a_bench_of_data_says_what_feeds_what() {
     let dir = tempdir();
