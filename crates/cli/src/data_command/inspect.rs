@@ -8,7 +8,7 @@ use clap::Args;
 use kolo_data::inspect::{ColumnSummary, Numbers, Summary, Value, kind_name, printable, shown, shown_name};
 use kolo_data::record::{Record, RecordKind};
 use kolo_train::machine::{format_bytes, format_count};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
@@ -38,6 +38,10 @@ const SHEET_COLUMNS: usize = 12;
 pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let opened = open(&args.paths, &args.input, &[])?;
     let reader = &*opened.reader;
+    if let Some(path) = args.sheet.as_ref().filter(|path| is_input(path, &opened)) {
+        let message = format!("--sheet: {} is one of the inputs", path.display());
+        return Err(Failure::usage(message, "choose another name for the pictures"));
+    }
     let bar = Bar::new(reader.len().min(args.limit), "records");
     let summary = Summary::of(reader, args.limit, &mut |done| bar.tell(done));
     bar.finish();
@@ -80,6 +84,12 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
         println!("pictures in {}", path.display());
     }
     Ok(())
+}
+
+fn is_input(path: &Path, opened: &Opened) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    let files = opened.files.iter().map(|file| file.path.clone()).chain(opened.reader.files());
+    files.filter_map(|file| file.canonicalize().ok()).any(|file| file == path)
 }
 
 /// Characters of the longest, of those that are not too long to be aligned.

@@ -244,6 +244,21 @@ fn odd_names_are_shown_short_and_escaped() {
 }
 
 #[test]
+fn a_sheet_does_not_replace_what_it_shows() {
+    let dir = tempdir();
+    let grey = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/files/packed/images/grey.png");
+    std::fs::create_dir_all(dir.path().join("photos/new")).expect("a folder");
+    std::fs::copy(grey, dir.path().join("photos/new/a.png")).expect("an image");
+    let inspect = |from: &str, sheet: &str| run_in(dir.path(), &["data", "inspect", from, "--sheet", sheet]);
+    for from in ["photos", "photos/new/a.png"] {
+        let output = inspect(from, "photos/new/a.png");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains("photos/new/a.png is one of the inputs"), "{said}");
+        assert!(inspect(from, "sheet.png").status.success());
+    }
+}
+
+#[test]
 fn a_bench_of_data_says_what_feeds_what() {
     let dir = tempdir();
     table(dir.path(), "table.csv", true);
