@@ -177,6 +177,8 @@ struct Entry<'n> {
 
 /// The version of zip that knows zip64.
 const ZIP64_VERSION: u16 = 45;
+/// Says that the name is UTF-8. Without it, names are read in an old code page.
+const UTF8_FLAG: u16 = 1 << 11;
 /// 1 January 1980, the first day of zip: files made of the same data are the same.
 const DATE: u16 = 0x21;
 
@@ -184,7 +186,8 @@ impl Entry<'_> {
     /// What both headers have in common, from the version to the length of the name.
     fn common(&self, extra_bytes: u16) -> Vec<u8> {
         let mut out = Vec::new();
-        for word in [ZIP64_VERSION, 0, 0, 0, DATE] {
+        let flags = if self.name.is_ascii() { 0 } else { UTF8_FLAG };
+        for word in [ZIP64_VERSION, flags, 0, 0, DATE] {
             out.extend(word.to_le_bytes());
         }
         for word in [self.crc, u32::MAX, u32::MAX] {

@@ -238,6 +238,25 @@ fn tokens_are_as_wide_as_they_must_be() {
 }
 
 #[test]
+fn names_of_archives_are_utf8() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&[("日本", int(&[])), ("plain", int(&[]))], 2, |row, _| RecordValue::Ints(vec![row as i64]));
+    let path = dir.path().join("a.npz");
+    written(&data, &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    // The flags of an entry of the list, and of a local header, stand after its magic and its versions.
+    for (magic, place, name) in [(b"PK\x01\x02", 8, 46), (b"PK\x03\x04", 6, 30)] {
+        let at = |wanted: &str| {
+            let starts = bytes.windows(4).enumerate().filter(|(_, four)| four == magic).map(|(at, _)| at);
+            let mut found = starts.filter(|at| bytes[at + name..].starts_with(wanted.as_bytes()));
+            found.next().unwrap_or_else(|| panic!("{wanted}"))
+        };
+        let flags = ["日本.npy", "plain.npy"].map(|wanted| &bytes[at(wanted) + place..][..2]);
+        assert_eq!(flags, [[0, 8], [0, 0]]);
+    }
+}
+
+#[test]
 fn what_a_format_cannot_hold_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |data: &InMemory, name: &str, text: &str| {
