@@ -90,6 +90,17 @@ fn chosen(reader: Box<dyn Reader>, names: &[String]) -> Result<Box<dyn Reader>, 
     Ok(Box::new(Chosen { reader, columns, places }))
 }
 
+/// Refuses to write over what is there, unless that was asked for.
+pub fn check_absent(path: &Path, overwrite: bool) -> Result<(), Failure> {
+    match overwrite || !path.exists() {
+        true => Ok(()),
+        false => {
+            let message = format!("{} already exists", path.display());
+            Err(Failure::usage(message, "choose another name, or add --overwrite"))
+        }
+    }
+}
+
 fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
     Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
 }
@@ -101,10 +112,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         WriteError::Io(error) => io_failure(&args.to, &error),
     };
     let kind = writer::choose(args.to_format.as_deref(), &args.to).map_err(failed)?;
-    if args.to.exists() && !args.overwrite {
-        let message = format!("{} already exists", args.to.display());
-        return Err(Failure::usage(message, "choose another name, or add --overwrite"));
-    }
+    check_absent(&args.to, args.overwrite)?;
     let opened = open(std::slice::from_ref(&args.from), &args.input, &args.columns)?;
     let reader = chosen(opened.reader, &args.columns)?;
     let begin = Instant::now();
