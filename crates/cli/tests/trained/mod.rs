@@ -91,9 +91,8 @@ fn a_model_of_sums_takes_sums_as_text() {
 
 #[test]
 fn models_are_used_on_other_devices() {
-    let (dir, run) = (tempdir(), |dir: &Path, args: &[&str], device: &str| {
-        stdout_of(dir, &[args, &["--device", device]].concat())
-    });
+    let (dir, run) =
+        (tempdir(), |dir: &Path, args: &[&str], device: &str| stdout_of(dir, &[args, &["--device", device]].concat()));
     trained(dir.path(), DIGITS);
     let losses = ["cpu", "reference"].map(|device| {
         run(dir.path(), &["eval", "run", "--report", "eval.json"], device);
@@ -194,7 +193,8 @@ fn numbers_are_classes_with_names() {
     let lines = stdout_of(dir.path(), &["predict", "run", "table.csv", "--probabilities"]);
     assert!(lines.starts_with("record,class,probability,p.left,p.right\n"), "{lines}");
     let classes: Vec<&str> = lines.lines().skip(1).filter_map(|line| line.split(',').nth(1)).collect();
-    let right = classes.iter().enumerate().filter(|(at, class)| **class == ["left", "right"][usize::from(at * 37 % 101 > 50)]);
+    let right =
+        classes.iter().enumerate().filter(|(at, class)| **class == ["left", "right"][usize::from(at * 37 % 101 > 50)]);
     assert!(right.count() > 90, "{lines}");
     std::fs::write(dir.path().join("other.csv"), "a,side\n0.5,7\n").expect("a table");
     let output = run_in(dir.path(), &["eval", "run", "--data", "other.csv"]);
@@ -256,6 +256,44 @@ fn a_sheet_does_not_replace_what_it_shows() {
         assert!(output.status.code() == Some(2) && said.contains("photos/new/a.png is one of the inputs"), "{said}");
         assert!(inspect(from, "sheet.png").status.success());
     }
+}
+
+#[test]
+fn what_would_be_lost_is_not_written() {
+    let dir = tempdir();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("gaps.jsonl", "{\"a\": 1}\n{\"a\": null}\n{\"a\": 3}\n");
+    let convert = |words: &[&str], text: &str| fails(dir.path(), &[&["data", "convert"], words].concat(), text);
+    convert(&["gaps.jsonl", "gaps.tar"], "gaps.jsonl, byte 9: record 1: all its values are missing");
+    convert(&["gaps.jsonl", "gaps.csv", "--columns", "a,a"], "--columns: `a` is named twice");
+    let twice = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/files/twice.parquet");
+    convert(&[twice, "twice.jsonl"], "two columns are called `a`");
+    convert(&[twice, "twice.jsonl", "--columns", "a"], "--columns: two columns are called `a`");
+    write("infinite.csv", "a,b\n1.5,2\ninf,3\n");
+    convert(
+        &["infinite.csv", "infinite.jsonl"],
+        "infinite.csv, byte 10: record 1: `a` has inf, which JSON cannot store",
+    );
+    let files = std::fs::read_dir(dir.path()).expect("files").count();
+    assert_eq!(files, 2, "nothing is left of what was refused");
+}
+
+/// Tokens are read as they were written, whatever was said of an earlier file of that name.
+#[test]
+fn a_description_of_other_tokens_does_not_stay_beside_new_ones() {
+    let dir = tempdir();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("a.txt", "some text");
+    stdout_of(dir.path(), &["data", "tokens", "apply", "--out", "a.bin", "a.txt"]);
+    write("a.jsonl", "{\"t\": [1, 2, 3]}\n{\"t\": [4, 5, 65535]}\n");
+    let words = ["data", "convert", "a.jsonl", "a.bin"];
+    fails(dir.path(), &words, "a.bin already exists");
+    std::fs::remove_file(dir.path().join("a.bin")).expect("a file");
+    fails(dir.path(), &words, "a.bin.json already exists");
+    stdout_of(dir.path(), &[&words[..], &["--overwrite"]].concat());
+    assert!(!dir.path().join("a.bin.json").exists());
+    let said = stdout_of(dir.path(), &["data", "inspect", "a.bin", "--set", "context=5"]);
+    assert!(said.contains("[1, 2, 3, 4, 5]") && said.contains("65535"), "{said}");
 }
 
 #[test]
