@@ -839,11 +839,22 @@ fn text_becomes_a_tokenizer_a_token_file_and_a_model() {
     let bytes = stdout_of(dir.path(), &["data", "tokens", "apply", "--out", "bytes.bin", "*.txt", "--quiet"]);
     assert_eq!((bytes.as_str(), json_at(&at("bytes.bin.json"))["vocab"].as_u64()), ("", Some(256)));
     std::fs::write(at("broken.txt"), b"good\xffbad").expect("a text");
-    let output = run_in(dir.path(), &["data", "tokens", "apply", "--out", "bytes.bin", "broken.txt"]);
+    let again = ["data", "tokens", "apply", "--out", "bytes.bin", "broken.txt", "--overwrite"];
+    let output = run_in(dir.path(), &again);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1));
     assert!(error.starts_with("error: broken.txt: byte 4: this is not UTF-8 text\n  hint: "), "{error}");
     assert_eq!(json_at(&at("bytes.bin.json"))["count"].as_u64(), Some(small_text().len() as u64));
+    let refused = |args: &[&str], name: &str| {
+        let output = run_in(dir.path(), args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.starts_with(&format!("error: {name} already exists\n  hint: ")), "{error}");
+    };
+    refused(&again[..6], "bytes.bin");
+    refused(&["data", "tokens", "train", "--vocab", "300", "--out", "tok.json", "stories.txt"], "tok.json");
+    std::fs::remove_file(at("bytes.bin")).expect("a file");
+    refused(&again[..6], "bytes.bin.json");
 }
 
 /// A run keeps its tokenizer, whether its data are tokens or text; another one is refused.

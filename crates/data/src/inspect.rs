@@ -2,7 +2,7 @@
 
 use crate::error::ReadError;
 use crate::format::Reader;
-use crate::image;
+use crate::image::{self, Pixels};
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::writer::{class_name, real_text};
 use std::collections::BTreeMap;
@@ -14,6 +14,8 @@ const VALUE_CHARS_MAX: usize = 40;
 /// Numbers of a list, and characters of a text, that are shown of a record.
 const SHOWN_NUMBERS: usize = 6;
 const SHOWN_CHARS: usize = 60;
+/// Characters of a name that are shown.
+const NAME_CHARS_MAX: usize = 60;
 /// Records that could not be read, of which the message is kept.
 const ERRORS_MAX: usize = 5;
 
@@ -40,7 +42,7 @@ pub struct ColumnSummary {
     pub lengths: Numbers,
     /// Channels, height and width of images, and how many are of each.
     pub sizes: BTreeMap<[usize; 3], usize>,
-    /// Images that cannot be decoded.
+    /// Images whose headers make no sense; pixels are not decoded.
     pub broken: usize,
     /// How often each value comes up, of one whole number, a class or a short text; `None` if there are too many.
     pub values: Option<BTreeMap<Value, usize>>,
@@ -173,7 +175,32 @@ impl Summary {
     }
 }
 
-/// A value in a few words.
+/// A name from a file, or another word of its, as it may be printed: short, and with characters that are no text escaped, so
+/// that none of them reaches a terminal.
+pub fn shown_name(name: &str) -> String {
+    // No more is escaped than is shown.
+    let start: String = name.chars().take(NAME_CHARS_MAX + 1).collect();
+    let quoted = format!("{start:?}");
+    let escaped = quoted[1..quoted.len() - 1].replace("\\\"", "\"");
+    match escaped.char_indices().nth(NAME_CHARS_MAX) {
+        Some(_) => escaped.chars().take(NAME_CHARS_MAX - 1).chain(['…']).collect(),
+        None => escaped,
+    }
+}
+
+/// A message about a file as it may be printed in one line: control characters, which names in it may have, are escaped.
+pub fn printable(message: &str) -> String {
+    let mut text = String::with_capacity(message.len());
+    for char in message.chars() {
+        match char.is_control() {
+            true => text.extend(char.escape_debug()),
+            false => text.push(char),
+        }
+    }
+    text
+}
+
+/// A value in a few words. Images are decoded, so that one whose pixels are damaged is told, too.
 pub fn shown(column: &RecordColumn, value: &RecordValue) -> String {
     let list = |count: usize, mut first: Vec<String>| {
         if count == 1 {
@@ -194,15 +221,21 @@ pub fn shown(column: &RecordColumn, value: &RecordValue) -> String {
             list(values.len(), values.iter().take(SHOWN_NUMBERS).map(|value| real_text(*value)).collect())
         }
         RecordValue::Ints(values) => match class_name(column, value) {
-            Some(name) => name.into(),
+            Some(name) => shown_name(name),
             None => list(values.len(), values.iter().take(SHOWN_NUMBERS).map(i64::to_string).collect()),
         },
-        RecordValue::Bytes(bytes) => match (&column.kind, image::size(bytes)) {
-            (RecordKind::Image, Ok(size)) => {
-                format!("image {} × {}, {} channels, {} bytes", size.width, size.height, size.channels, bytes.len())
+        RecordValue::Bytes(bytes) => match &column.kind {
+            RecordKind::Image => {
+                let mut pixels = Pixels::default();
+                match image::decode(bytes, &mut pixels) {
+                    Ok(()) => {
+                        let Pixels { width, height, channels, .. } = pixels;
+                        format!("image {width} × {height}, {channels} channels, {} bytes", bytes.len())
+                    }
+                    Err(message) => format!("broken image: {message}"),
+                }
             }
-            (RecordKind::Image, Err(message)) => format!("broken image: {message}"),
-            (RecordKind::Pixels { shape }, _) => format!("pixels {shape:?}"),
+            RecordKind::Pixels { shape } => format!("pixels {shape:?}"),
             _ => format!("{} bytes", bytes.len()),
         },
     }
@@ -219,5 +252,48 @@ pub fn kind_name(kind: &RecordKind) -> String {
         RecordKind::Real { shape } => of("real", shape),
         RecordKind::Int { shape, .. } => of("int", shape),
         RecordKind::Class { .. } => "class".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_and_without_control_characters() {
+        let long = shown_name(&"ß".repeat(70_000));
+        assert_eq!((long.chars().count(), long.chars().last()), (NAME_CHARS_MAX, Some('…')));
+        for (name, expected) in [
+            ("age", "age"),
+            ("日本 é", "日本 é"),
+            ("it's \"x\"", "it's \"x\""),
+            ("a\nb\t", "a\\nb\\t"),
+            ("\u{1b}[2J", "\\u{1b}[2J"),
+            ("a\u{202e}b", "a\\u{202e}b"),
+            ("", ""),
+        ] {
+            assert_eq!(shown_name(name), expected, "{name:?}");
+        }
+        assert_eq!(shown_name(&"a".repeat(NAME_CHARS_MAX)), "a".repeat(NAME_CHARS_MAX));
+        assert_eq!(shown_name(&"\0".repeat(NAME_CHARS_MAX)).chars().count(), NAME_CHARS_MAX);
+        assert_eq!(printable("key \"a\u{1b}\n\" is é"), "key \"a\\u{1b}\\n\" is é");
+        let names = ["a\u{1b}b".to_string()].into();
+        let column = RecordColumn { name: "label".into(), kind: RecordKind::Class { names } };
+        assert_eq!(shown(&column, &RecordValue::Ints(vec![0])), "a\\u{1b}b");
+    }
+
+    #[test]
+    fn images_are_decoded_where_they_are_shown() {
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, 2, 1);
+        encoder.set_color(png::ColorType::Grayscale);
+        encoder.write_header().unwrap().write_image_data(&[10, 240]).unwrap();
+        let column = RecordColumn { name: "image".into(), kind: RecordKind::Image };
+        let whole = shown(&column, &RecordValue::Bytes(file.clone()));
+        assert_eq!(whole, format!("image 2 × 1, 1 channels, {} bytes", file.len()));
+        file.truncate(file.len() - 14);
+        assert!(image::size(&file).is_ok());
+        let cut = shown(&column, &RecordValue::Bytes(file));
+        assert!(cut.starts_with("broken image: the PNG is damaged: "), "{cut}");
     }
 }

@@ -8,10 +8,11 @@ use crate::record::{Record, RecordKind, RecordValue};
 /// Pixels of one picture's side, and between pictures.
 const SIDE: usize = 96;
 const GAP: usize = 4;
-/// What is shown of a picture that cannot be decoded: a dark red.
+/// What is shown of a picture that is missing, or cannot be read or decoded: a dark red.
 const BROKEN: [u8; 3] = [96, 0, 0];
 
-/// Draws the images of up to `rows × columns` records, spread evenly, as a PNG file; `None` if no column holds images.
+/// Draws the images of up to `rows × columns` records, spread evenly, as a PNG file; `None` if no column holds images. A
+/// record that cannot be read is drawn as broken.
 pub fn sheet(reader: &dyn Reader, rows: usize, columns: usize) -> Result<Option<Vec<u8>>, ReadError> {
     let is_picture = |kind: &RecordKind| match kind {
         RecordKind::Image => true,
@@ -26,8 +27,8 @@ pub fn sheet(reader: &dyn Reader, rows: usize, columns: usize) -> Result<Option<
     let mut record = Record::new();
     for number in 0..count {
         let at = (number as u128 * reader.len() as u128 / count as u128) as usize;
-        reader.read(at, &mut record)?;
-        let pixels = decoded(&reader.columns()[column].kind, record.value(column));
+        let read = reader.read(at, &mut record);
+        let pixels = read.ok().and_then(|()| decoded(&reader.columns()[column].kind, record.value(column)));
         let (left, top) = (number % columns * (SIDE + GAP) + GAP, number / columns * (SIDE + GAP) + GAP);
         draw(pixels.as_ref(), &mut canvas, width, left, top);
     }
@@ -88,5 +89,94 @@ fn draw(pixels: Option<&Pixels>, canvas: &mut [u8], width: usize, left: usize, t
             });
             put(x + (SIDE - shown_width) / 2, y + (SIDE - shown_height) / 2, color);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::RecordColumn;
+
+    /// Records of one column. Those without a value cannot be read.
+    #[derive(Debug)]
+    struct Pictures {
+        columns: Vec<RecordColumn>,
+        values: Vec<Option<RecordValue>>,
+    }
+
+    impl Reader for Pictures {
+        fn columns(&self) -> &[RecordColumn] {
+            &self.columns
+        }
+
+        fn len(&self) -> usize {
+            self.values.len()
+        }
+
+        fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+            match &self.values[at] {
+                Some(RecordValue::Bytes(bytes)) => record.bytes(0).extend(bytes),
+                Some(_) => record.missing(0),
+                None => return Err(ReadError::new("it is damaged", "make it again")),
+            }
+            Ok(())
+        }
+    }
+
+    fn pictures(kind: RecordKind, values: Vec<Option<RecordValue>>) -> Pictures {
+        Pictures { columns: vec![RecordColumn { name: "image".into(), kind }], values }
+    }
+
+    /// The sheet, decoded again.
+    fn drawn(pictures: &Pictures, rows: usize, columns: usize) -> Pixels {
+        let (file, mut pixels) = (sheet(pictures, rows, columns).unwrap().unwrap(), Pixels::default());
+        image::decode(&file, &mut pixels).unwrap();
+        pixels
+    }
+
+    /// The colour at a place of one picture, counted from its left upper corner.
+    fn color(sheet: &Pixels, (column, row): (usize, usize), (x, y): (usize, usize)) -> [u8; 3] {
+        let (left, top) = (GAP + column * (SIDE + GAP), GAP + row * (SIDE + GAP));
+        let at = ((top + y) * sheet.width + left + x) * 3;
+        [sheet.bytes[at], sheet.bytes[at + 1], sheet.bytes[at + 2]]
+    }
+
+    const MIDDLE: (usize, usize) = (SIDE / 2, SIDE / 2);
+
+    #[test]
+    fn pictures_stand_in_rows_and_broken_ones_are_dark_red() {
+        // Of one colour each, twice as wide as high.
+        let of = |at: usize| [at as u8, 200 - at as u8, 7].iter().flat_map(|color| [*color; 8]).collect();
+        let mut values: Vec<_> = (0..20).map(|at| Some(RecordValue::Bytes(of(at)))).collect();
+        (values[6], values[13]) = (None, Some(RecordValue::Missing));
+        let sheet = drawn(&pictures(RecordKind::Pixels { shape: vec![3, 2, 4] }, values), 2, 3);
+        assert_eq!((sheet.channels, sheet.width, sheet.height), (3, 3 * (SIDE + GAP) + GAP, 2 * (SIDE + GAP) + GAP));
+        for (number, record) in [0, 3, 6, 10, 13, 16].into_iter().enumerate() {
+            let cell = (number % 3, number / 3);
+            let expected = if [6, 13].contains(&record) { BROKEN } else { [record, 200 - record, 7] };
+            assert_eq!(color(&sheet, cell, MIDDLE), expected, "record {record}");
+            let above = if expected == BROKEN { BROKEN } else { [255; 3] };
+            assert_eq!(color(&sheet, cell, (SIDE / 2, SIDE / 4 - 1)), above, "record {record}");
+        }
+    }
+
+    #[test]
+    fn files_are_decoded() {
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, 2, 1);
+        encoder.set_color(png::ColorType::Grayscale);
+        encoder.write_header().unwrap().write_image_data(&[10, 240]).unwrap();
+        let cut = file[..file.len() - 14].to_vec();
+        let values = [file, cut, b"no image".to_vec()].map(|bytes| Some(RecordValue::Bytes(bytes)));
+        let sheet = drawn(&pictures(RecordKind::Image, values.into()), 8, 12);
+        assert_eq!((sheet.width, sheet.height), (3 * (SIDE + GAP) + GAP, SIDE + 2 * GAP));
+        assert_eq!([SIDE / 4, 3 * SIDE / 4].map(|x| color(&sheet, (0, 0), (x, SIDE / 2))), [[10; 3], [240; 3]]);
+        assert_eq!([1, 2].map(|cell| color(&sheet, (cell, 0), MIDDLE)), [BROKEN; 2]);
+    }
+
+    #[test]
+    fn without_pictures_there_is_no_sheet() {
+        let values = vec![Some(RecordValue::Bytes(vec![1]))];
+        assert_eq!(sheet(&pictures(RecordKind::Bytes, values), 2, 2).unwrap(), None);
     }
 }

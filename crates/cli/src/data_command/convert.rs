@@ -8,6 +8,8 @@ use crate::whole_file::WholeFile;
 use clap::Args;
 use kolo_data::ReadError;
 use kolo_data::format::Reader;
+use kolo_data::formats::tokens::Description;
+use kolo_data::inspect::shown_name;
 use kolo_data::record::{Record, RecordColumn, RecordKind, RecordValue};
 use kolo_data::writer::{self, WriteError};
 use kolo_train::machine::{format_bytes, format_count};
@@ -64,11 +66,16 @@ impl Reader for Chosen {
         }
         Ok(())
     }
+
+    fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
+        self.reader.place(at)
+    }
 }
 
 fn chosen(reader: Box<dyn Reader>, names: &[String]) -> Result<Box<dyn Reader>, Failure> {
     let unread = |name: &str, kind: &str| {
-        let message = format!("the column \"{name}\" has the type {kind}, which is not read");
+        let message =
+            format!("the column \"{}\" has the type {}, which is not read", shown_name(name), shown_name(kind));
         Failure::usage(message, "name the columns to keep with --columns")
     };
     let all = reader.columns();
@@ -76,18 +83,42 @@ fn chosen(reader: Box<dyn Reader>, names: &[String]) -> Result<Box<dyn Reader>, 
         let first = reader.unread().first();
         return first.map_or(Ok(()), |column| Err(unread(&column.name, &column.kind))).map(|()| reader);
     }
-    let place = |name: &String| {
-        all.iter().position(|column| column.name == *name).ok_or_else(|| {
-            if let Some(column) = reader.unread().iter().find(|column| column.name == *name) {
-                return unread(&column.name, &column.kind);
+    let place = |(number, name): (usize, &String)| {
+        let shown = shown_name(name);
+        if names[..number].contains(name) {
+            return Err(Failure::usage(format!("--columns: `{shown}` is named twice"), "name each column once"));
+        }
+        let mut places = (0..all.len()).filter(|at| all[*at].name == *name);
+        match (places.next(), places.next()) {
+            (Some(place), None) => Ok(place),
+            (Some(_), Some(_)) => {
+                let message = format!("--columns: two columns are called `{shown}`");
+                Err(Failure::usage(message, "rename one of them where the files were made, or choose others"))
             }
-            let known: Vec<&str> = all.iter().map(|column| column.name.as_str()).collect();
-            Failure::usage(format!("--columns: there is no `{name}`"), &format!("the columns are {}", known.join(", ")))
-        })
+            (None, _) => Err(match reader.unread().iter().find(|column| column.name == *name) {
+                Some(column) => unread(&column.name, &column.kind),
+                None => {
+                    let known: Vec<String> = all.iter().map(|column| shown_name(&column.name)).collect();
+                    let hint = format!("the columns are {}", known.join(", "));
+                    Failure::usage(format!("--columns: there is no `{shown}`"), &hint)
+                }
+            }),
+        }
     };
-    let places: Vec<usize> = names.iter().map(place).collect::<Result<_, _>>()?;
+    let places: Vec<usize> = names.iter().enumerate().map(place).collect::<Result<_, _>>()?;
     let columns = places.iter().map(|at| all[*at].clone()).collect();
     Ok(Box::new(Chosen { reader, columns, places }))
+}
+
+/// Refuses to write over what is there, unless that was asked for.
+pub fn check_absent(path: &Path, overwrite: bool) -> Result<(), Failure> {
+    match overwrite || !path.exists() {
+        true => Ok(()),
+        false => {
+            let message = format!("{} already exists", path.display());
+            Err(Failure::usage(message, "choose another name, or add --overwrite"))
+        }
+    }
 }
 
 fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
@@ -101,9 +132,11 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         WriteError::Io(error) => io_failure(&args.to, &error),
     };
     let kind = writer::choose(args.to_format.as_deref(), &args.to).map_err(failed)?;
-    if args.to.exists() && !args.overwrite {
-        let message = format!("{} already exists", args.to.display());
-        return Err(Failure::usage(message, "choose another name, or add --overwrite"));
+    check_absent(&args.to, args.overwrite)?;
+    // It would say of the new file what was true of an earlier one.
+    let description = (kind.name == "tokens").then(|| Description::path(&args.to)).filter(|path| path.exists());
+    if let Some(path) = &description {
+        check_absent(path, args.overwrite)?;
     }
     let opened = open(std::slice::from_ref(&args.from), &args.input, &args.columns)?;
     let reader = chosen(opened.reader, &args.columns)?;
@@ -111,8 +144,11 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     let target = WholeFile::create(&args.to).map_err(|error| io_failure(&args.to, &error))?;
     let file = target.handle().map_err(|error| io_failure(&args.to, &error))?;
     let bar = Bar::new(reader.len(), "records");
-    writer::convert(&*reader, kind, file, &mut |done| bar.tell(done)).map_err(failed)?;
+    writer::convert(&*reader, kind, &args.to, file, &mut |done| bar.tell(done)).map_err(failed)?;
     bar.finish();
+    if let Some(path) = &description {
+        std::fs::remove_file(path).map_err(|error| io_failure(path, &error))?;
+    }
     let bytes = target.finish().map_err(|error| io_failure(&args.to, &error))?;
     let seconds = begin.elapsed().as_secs_f64();
     println!(
@@ -131,5 +167,8 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
 /// Names that the new file does not keep.
 fn classes(column: &RecordColumn) -> Option<String> {
     let RecordKind::Class { names } = &column.kind else { return None };
-    Some(format!("`{}` is written as a number; write these names into the job: classes = {names:?}", column.name))
+    Some(format!(
+        "`{}` is written as a number; write these names into the job: classes = {names:?}",
+        shown_name(&column.name)
+    ))
 }

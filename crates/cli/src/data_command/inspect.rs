@@ -5,10 +5,10 @@ use crate::fail::{Failure, write_file};
 use crate::output::println;
 use crate::progress::Bar;
 use clap::Args;
-use kolo_data::inspect::{ColumnSummary, Numbers, Summary, Value, kind_name, shown};
+use kolo_data::inspect::{ColumnSummary, Numbers, Summary, Value, kind_name, printable, shown, shown_name};
 use kolo_data::record::{Record, RecordKind};
 use kolo_train::machine::{format_bytes, format_count};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
@@ -30,43 +30,49 @@ pub struct InspectArgs {
 
 /// Values of a column that are named.
 const VALUES_SHOWN: usize = 10;
+/// Characters that names and kinds are aligned to.
+const WIDTH_MAX: usize = 60;
 const SHEET_ROWS: usize = 8;
 const SHEET_COLUMNS: usize = 12;
 
 pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let opened = open(&args.paths, &args.input, &[])?;
     let reader = &*opened.reader;
+    if let Some(path) = args.sheet.as_ref().filter(|path| is_input(path, &opened)) {
+        let message = format!("--sheet: {} is one of the inputs", path.display());
+        return Err(Failure::usage(message, "choose another name for the pictures"));
+    }
     let bar = Bar::new(reader.len().min(args.limit), "records");
     let summary = Summary::of(reader, args.limit, &mut |done| bar.tell(done));
     bar.finish();
     println!("{}", heading(&opened, &summary));
     let unread = reader.unread();
-    let names =
-        summary.columns.iter().map(|column| &column.column.name).chain(unread.iter().map(|column| &column.name));
-    let width = names.map(|name| name.chars().count()).max().unwrap_or(0);
+    let names: Vec<String> = summary.columns.iter().map(|column| shown_name(&column.column.name)).collect();
     let kinds: Vec<String> = summary.columns.iter().map(|column| kind_name(&column.column.kind)).collect();
-    let all_kinds = kinds.iter().chain(unread.iter().map(|column| &column.kind));
-    let kind_width = all_kinds.map(|kind| kind.chars().count()).max().unwrap_or(0);
-    for (column, kind) in summary.columns.iter().zip(&kinds) {
-        println!("  {:<width$}  {kind:<kind_width$}  {}", column.column.name, facts(column).join("; "));
+    let not_read: Vec<[String; 2]> =
+        unread.iter().map(|column| [&column.name, &column.kind].map(|text| shown_name(text))).collect();
+    let width = width_of(names.iter().chain(not_read.iter().map(|[name, _]| name)));
+    let kind_width = width_of(kinds.iter().chain(not_read.iter().map(|[_, kind]| kind)));
+    for ((column, name), kind) in summary.columns.iter().zip(&names).zip(&kinds) {
+        println!("  {name:<width$}  {kind:<kind_width$}  {}", facts(column).join("; "));
     }
-    for column in unread {
-        println!("  {:<width$}  {:<kind_width$}  not read", column.name, column.kind);
+    for [name, kind] in not_read {
+        println!("  {name:<width$}  {kind:<kind_width$}  not read");
     }
     let mut record = Record::new();
     for at in 0..reader.len().min(args.show) {
         match reader.read(at, &mut record) {
             Ok(()) => {
                 println!("record {at}");
-                for (number, column) in reader.columns().iter().enumerate() {
-                    println!("  {:<width$}  {}", column.name, shown(column, record.value(number)));
+                for (number, (column, name)) in reader.columns().iter().zip(&names).enumerate() {
+                    println!("  {name:<width$}  {}", shown(column, record.value(number)));
                 }
             }
-            Err(error) => println!("record {at}: {}", error.what()),
+            Err(error) => println!("record {at}: {}", printable(&error.what())),
         }
     }
     for (at, error) in &summary.errors {
-        println!("record {at} cannot be read: {}", error.what());
+        println!("record {at} cannot be read: {}", printable(&error.what()));
     }
     if let Some(path) = &args.sheet {
         let picture = kolo_data::sheet::sheet(reader, SHEET_ROWS, SHEET_COLUMNS).map_err(kolo_train::Error::from)?;
@@ -78,6 +84,17 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
         println!("pictures in {}", path.display());
     }
     Ok(())
+}
+
+fn is_input(path: &Path, opened: &Opened) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    let files = opened.files.iter().map(|file| file.path.clone()).chain(opened.reader.files());
+    files.filter_map(|file| file.canonicalize().ok()).any(|file| file == path)
+}
+
+/// Characters of the longest, of those that are not too long to be aligned.
+fn width_of<'t>(texts: impl Iterator<Item = &'t String>) -> usize {
+    texts.map(|text| text.chars().count()).max().unwrap_or(0).min(WIDTH_MAX)
 }
 
 fn heading(opened: &Opened, summary: &Summary) -> String {
@@ -174,7 +191,7 @@ fn values(summary: &ColumnSummary) -> Option<String> {
     }
     let text = |value: &Value| match value {
         Value::Int(number) => number.to_string(),
-        Value::Text(text) if is_class => text.clone(),
+        Value::Text(text) if is_class => shown_name(text),
         Value::Text(text) => format!("{text:?}"),
     };
     let named: Vec<String> =

@@ -1,5 +1,6 @@
 //! `kolo data tokens`: trains a tokenizer, or turns text into a token file.
 
+use super::convert::check_absent;
 use crate::byte_progress::ByteProgress;
 use crate::fail::Failure;
 use crate::output::println;
@@ -7,6 +8,7 @@ use clap::{Args, Subcommand};
 use kolo_data::ReadError;
 use kolo_data::files;
 use kolo_data::format::OpenError;
+use kolo_data::formats::tokens::Description;
 use kolo_data::tokenizer::{TextSource, Tokenizer, train_on, write_corpus};
 use kolo_graph::settings::Settings;
 use kolo_train::machine::format_count;
@@ -34,6 +36,9 @@ pub struct TokensTrain {
     /// The tokenizer to write (JSON)
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub overwrite: bool,
     /// Print only errors
     #[arg(long)]
     pub quiet: bool,
@@ -53,6 +58,9 @@ pub struct TokensApply {
     /// The token file to write; u16, or u32 if the tokenizer has more than 65,536 tokens
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// Replace the file, and the description beside it, if they are there
+    #[arg(long)]
+    pub overwrite: bool,
     /// Print only errors
     #[arg(long)]
     pub quiet: bool,
@@ -93,6 +101,7 @@ fn failed(error: ReadError) -> Failure {
 }
 
 fn train(args: &TokensTrain) -> Result<(), Failure> {
+    check_absent(&args.out, args.overwrite)?;
     let (text, bytes) = text_of(&args.files, args.column.as_deref())?;
     let progress = ByteProgress::new(bytes, "reading", args.quiet);
     let trained = train_on(&text, args.vocab, &args.out, |bytes| progress.add(bytes));
@@ -109,6 +118,8 @@ fn train(args: &TokensTrain) -> Result<(), Failure> {
 }
 
 fn apply(args: &TokensApply) -> Result<(), Failure> {
+    check_absent(&args.out, args.overwrite)?;
+    check_absent(&Description::path(&args.out), args.overwrite)?;
     let (text, bytes) = text_of(&args.files, args.column.as_deref())?;
     let tokenizer = match &args.tokenizer {
         Some(path) => Tokenizer::open(path).map_err(failed)?,

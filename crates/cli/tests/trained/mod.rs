@@ -229,6 +229,73 @@ fn data_are_inspected_and_converted() {
     assert!(stdout_of(dir.path(), &["data", "inspect", "numbers.npz"]).contains("npz: 1 file"));
 }
 
+/// Names in files may hold anything, and be of any length.
+#[test]
+fn odd_names_are_shown_short_and_escaped() {
+    let dir = tempdir();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("odd.jsonl", &format!("{{\"{}\": 1, \"a\\u001b[2J\\nb\": \"\\u001b\"}}\n", "n".repeat(70_000)));
+    let said = stdout_of(dir.path(), &["data", "inspect", "odd.jsonl"]);
+    assert!(!said.contains('\u{1b}') && said.contains("a\\u{1b}[2J\\nb  "), "{said}");
+    assert!(said.contains(&format!("{}…", "n".repeat(59))) && !said.contains(&"n".repeat(60)), "{said}");
+    write("broken.jsonl", "{\"a\\u001b\": 1}\n{\"a\\u001b\": [1, 2]}\n");
+    let said = stdout_of(dir.path(), &["data", "inspect", "broken.jsonl"]);
+    assert!(!said.contains('\u{1b}') && said.contains("record 1 cannot be read: "), "{said}");
+}
+
+#[test]
+fn a_sheet_does_not_replace_what_it_shows() {
+    let dir = tempdir();
+    let grey = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/files/packed/images/grey.png");
+    std::fs::create_dir_all(dir.path().join("photos/new")).expect("a folder");
+    std::fs::copy(grey, dir.path().join("photos/new/a.png")).expect("an image");
+    let inspect = |from: &str, sheet: &str| run_in(dir.path(), &["data", "inspect", from, "--sheet", sheet]);
+    for from in ["photos", "photos/new/a.png"] {
+        let output = inspect(from, "photos/new/a.png");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains("photos/new/a.png is one of the inputs"), "{said}");
+        assert!(inspect(from, "sheet.png").status.success());
+    }
+}
+
+#[test]
+fn what_would_be_lost_is_not_written() {
+    let dir = tempdir();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("gaps.jsonl", "{\"a\": 1}\n{\"a\": null}\n{\"a\": 3}\n");
+    let convert = |words: &[&str], text: &str| fails(dir.path(), &[&["data", "convert"], words].concat(), text);
+    convert(&["gaps.jsonl", "gaps.tar"], "gaps.jsonl, byte 9: record 1: all its values are missing");
+    convert(&["gaps.jsonl", "gaps.csv", "--columns", "a,a"], "--columns: `a` is named twice");
+    let twice = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/files/twice.parquet");
+    convert(&[twice, "twice.jsonl"], "two columns are called `a`");
+    convert(&[twice, "twice.jsonl", "--columns", "a"], "--columns: two columns are called `a`");
+    write("infinite.csv", "a,b\n1.5,2\ninf,3\n");
+    convert(
+        &["infinite.csv", "infinite.jsonl"],
+        "infinite.csv, byte 10: record 1: `a` has inf, which JSON cannot store",
+    );
+    let files = std::fs::read_dir(dir.path()).expect("files").count();
+    assert_eq!(files, 2, "nothing is left of what was refused");
+}
+
+/// Tokens are read as they were written, whatever was said of an earlier file of that name.
+#[test]
+fn a_description_of_other_tokens_does_not_stay_beside_new_ones() {
+    let dir = tempdir();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("a.txt", "some text");
+    stdout_of(dir.path(), &["data", "tokens", "apply", "--out", "a.bin", "a.txt"]);
+    write("a.jsonl", "{\"t\": [1, 2, 3]}\n{\"t\": [4, 5, 65535]}\n");
+    let words = ["data", "convert", "a.jsonl", "a.bin"];
+    fails(dir.path(), &words, "a.bin already exists");
+    std::fs::remove_file(dir.path().join("a.bin")).expect("a file");
+    fails(dir.path(), &words, "a.bin.json already exists");
+    stdout_of(dir.path(), &[&words[..], &["--overwrite"]].concat());
+    assert!(!dir.path().join("a.bin.json").exists());
+    let said = stdout_of(dir.path(), &["data", "inspect", "a.bin", "--set", "context=5"]);
+    assert!(said.contains("[1, 2, 3, 4, 5]") && said.contains("65535"), "{said}");
+}
+
 #[test]
 fn a_bench_of_data_says_what_feeds_what() {
     let dir = tempdir();

@@ -56,7 +56,7 @@ impl TextSource {
         }
     }
 
-    /// Each text as a row of pieces.
+    /// Each text as a row of pieces. A cell that is missing is no text.
     fn texts(&self) -> Box<dyn Iterator<Item = Texts<'_>> + Send + '_> {
         match &self.0 {
             Kind::Files(files) => Box::new(files.iter().map(|file| match file.stream() {
@@ -64,20 +64,21 @@ impl TextSource {
                 Err(error) => Box::new(std::iter::once(Err(error))),
             })),
             Kind::Column { reader, column } => {
-                Box::new((0..reader.len()).map(|at| Box::new(cell(&**reader, at, *column).into_iter()) as Texts<'_>))
+                Box::new((0..reader.len()).filter_map(|at| cell(&**reader, at, *column)))
             }
         }
     }
 }
 
-/// The pieces of one cell.
-fn cell(reader: &dyn Reader, at: usize, column: usize) -> Vec<Result<String, ReadError>> {
+/// The pieces of one cell, unless it is missing.
+fn cell(reader: &dyn Reader, at: usize, column: usize) -> Option<Texts<'static>> {
     let mut record = Record::new();
-    match reader.read(at, &mut record).map(|()| record.value(column)) {
+    let pieces: Vec<_> = match reader.read(at, &mut record).map(|()| record.value(column)) {
         Ok(RecordValue::Text(text)) => TextPieces::new(text.as_bytes(), Path::new("")).collect(),
-        Ok(_) => Vec::new(),
+        Ok(_) => return None,
         Err(error) => vec![Err(error)],
-    }
+    };
+    Some(Box::new(pieces.into_iter()))
 }
 
 /// Trains a tokenizer on some text and writes it to `out`. `seen` is told the bytes of each piece of text.
@@ -110,6 +111,9 @@ pub fn write_corpus(
     let pieces = pieces.inspect(|piece| seen(piece.as_ref().map_or(0, |text| text.len() as u64)));
     let written = tokenizer.write_tokens(pieces, target.as_file_mut());
     let count = written.map_err(|error| if error.file.is_some() { error } else { error.in_file(out) })?;
+    if count == 0 {
+        return Err(ReadError::new("the text has no tokens", "give files, or a column, with text"));
+    }
     let description = Description {
         dtype: tokenizer.dtype().into(),
         vocab: tokenizer.vocab(),

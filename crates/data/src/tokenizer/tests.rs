@@ -93,6 +93,11 @@ fn a_column_of_a_table_is_as_many_texts() {
     let bad = TextSource::open(vec![bad], Some("t"), &settings).unwrap();
     let error = write_corpus(&bad, &Tokenizer::bytes(), "", &out, |_| ()).unwrap_err();
     assert!(error.message.starts_with("line 2: "), "{error}");
+    let nothing = text_file(dir.path(), "c.jsonl", b"{\"t\": \"\"}\n{\"t\": null}\n");
+    let nothing = TextSource::open(vec![nothing], Some("t"), &settings).unwrap();
+    let error = write_corpus(&nothing, &Tokenizer::bytes(), "", &out, |_| ()).unwrap_err();
+    assert_eq!((error.message.as_str(), written.count), ("the text has no tokens", 3));
+    assert_eq!(std::fs::read(&out).unwrap(), b"a\0b\0c\0");
 }
 
 #[test]
@@ -175,6 +180,19 @@ mod library {
         let error = train_on(&texts(&[text_file(dir.path(), "c.txt", b"\xff")]), 270, &json, |_| ()).unwrap_err();
         assert_eq!(error.offset, Some(0));
         assert_eq!(Tokenizer::open(&json).unwrap().digest(), tokenizer.digest());
+    }
+
+    /// An empty text is a text, and ends; a missing one is none.
+    #[test]
+    fn missing_texts_do_not_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = text_file(dir.path(), "a.jsonl", b"{\"t\": \"the cat\"}\n{\"t\": null}\n{}\n{\"t\": \"\"}\n");
+        let texts = TextSource::open(vec![table], Some("t"), &Settings::new("", "here")).unwrap();
+        let (tokenizer, out) = (Tokenizer::open(&file("tokenizer.json")).unwrap(), dir.path().join("corpus.bin"));
+        write_corpus(&texts, &tokenizer, "tok.json", &out, |_| ()).unwrap();
+        let tokens: Vec<u32> =
+            std::fs::read(&out).unwrap().as_chunks().0.iter().map(|two| u16::from_le_bytes(*two).into()).collect();
+        assert_eq!(tokenizer.decode(&tokens), format!("the cat{END_OF_TEXT}{END_OF_TEXT}"));
     }
 
     #[test]

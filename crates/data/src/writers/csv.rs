@@ -1,7 +1,8 @@
 //! CSV and TSV with a header. A column of several numbers becomes as many columns, `x.0`, `x.1` and so on.
 
+use crate::inspect::shown_name;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
-use crate::writer::{Target, WriteError, Writer, WriterKind, class_name, real_text};
+use crate::writer::{Target, WriteError, Writer, WriterKind, check_names, class_name, real_text};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
@@ -19,8 +20,9 @@ pub const TSV: WriterKind = WriterKind {
     open: |target| open(target, '\t'),
 };
 
-/// Columns of one record.
-const CELLS_MAX: usize = 100_000;
+/// Cells and bytes of one record: the reader takes no more.
+const CELLS_MAX: usize = 1 << 16;
+const RECORD_BYTES_MAX: usize = 16 << 20;
 
 #[derive(Debug)]
 struct CsvWriter {
@@ -38,7 +40,8 @@ fn cells(column: &RecordColumn) -> Result<usize, WriteError> {
         RecordKind::Text | RecordKind::Class { .. } => Ok(1),
         RecordKind::Real { shape } | RecordKind::Int { shape, .. } => Ok(shape.iter().product()),
         RecordKind::Image | RecordKind::Pixels { .. } | RecordKind::Bytes => {
-            let message = format!("`{}` holds images or bytes, which a CSV file cannot store", column.name);
+            let message =
+                format!("`{}` holds images or bytes, which a CSV file cannot store", shown_name(&column.name));
             Err(WriteError::unfit(message, "write a .tar or a .tfrecord"))
         }
     }
@@ -46,7 +49,7 @@ fn cells(column: &RecordColumn) -> Result<usize, WriteError> {
 
 fn open(target: Target<'_>, delimiter: char) -> Result<Box<dyn Writer>, WriteError> {
     let mut names = Vec::new();
-    for column in target.columns {
+    for (at, column) in target.columns.iter().enumerate() {
         let count = cells(column)?;
         let is_list =
             matches!(&column.kind, RecordKind::Real { shape } | RecordKind::Int { shape, .. } if !shape.is_empty());
@@ -55,10 +58,11 @@ fn open(target: Target<'_>, delimiter: char) -> Result<Box<dyn Writer>, WriteErr
             return Err(WriteError::unfit(message, "write .npz or .jsonl"));
         }
         match is_list {
-            true => names.extend((0..count).map(|at| format!("{}.{at}", column.name))),
-            false => names.push(column.name.clone()),
+            true => names.extend((0..count).map(|number| (at, format!("{}.{number}", column.name)))),
+            false => names.push((at, column.name.clone())),
         }
     }
+    check_header(target.columns, &names)?;
     let mut writer = CsvWriter {
         out: BufWriter::new(target.file),
         columns: target.columns.to_vec(),
@@ -66,11 +70,29 @@ fn open(target: Target<'_>, delimiter: char) -> Result<Box<dyn Writer>, WriteErr
         line: String::new(),
         cells: 0,
     };
-    for name in &names {
+    for (_, name) in &names {
         writer.cell(name);
     }
     writer.end_line()?;
     Ok(Box::new(writer))
+}
+
+/// Refuses names that the reader would not take for those of different columns: it leaves out space around them, numbers
+/// those that are empty, and takes a line with a number in it for a record. Each name comes with the place of its column.
+fn check_header(columns: &[RecordColumn], names: &[(usize, String)]) -> Result<(), WriteError> {
+    let hint = "rename the column where the files were made, leave it out with --columns, or write .jsonl";
+    let read = names.iter().enumerate().map(|(at, (column, name))| {
+        let read = match name.trim_ascii() {
+            "" => format!("column{at}"),
+            name => name.into(),
+        };
+        (&columns[*column].name[..], read)
+    });
+    if let Some((_, name)) = read.clone().find(|(_, name)| name.parse::<f64>().is_ok()) {
+        let message = format!("a column is called `{name}`, and a line with a number in it is not read as a header");
+        return Err(WriteError::unfit(message, hint));
+    }
+    check_names(read, hint)
 }
 
 impl CsvWriter {
@@ -80,8 +102,9 @@ impl CsvWriter {
         }
         self.cells += 1;
         let is_special = |char: char| char == self.delimiter || ['"', '\n', '\r'].contains(&char);
-        // A lone empty cell would be an empty line, which is no record.
-        if text.contains(is_special) || text.trim() != text || (text.is_empty() && self.columns.len() == 1) {
+        // A lone empty cell would be an empty line, which is no record; a mark of byte order would be left out.
+        let is_lost = text.starts_with('\u{feff}') || (text.is_empty() && self.columns.len() == 1);
+        if text.contains(is_special) || text.trim() != text || is_lost {
             self.line.push('"');
             self.line.push_str(&text.replace('"', "\"\""));
             self.line.push('"');
@@ -91,6 +114,10 @@ impl CsvWriter {
     }
 
     fn end_line(&mut self) -> Result<(), WriteError> {
+        if self.line.len() >= RECORD_BYTES_MAX {
+            let message = format!("it would be a line of more than {RECORD_BYTES_MAX} bytes");
+            return Err(WriteError::unfit(message, "write .tfrecord or .tar"));
+        }
         self.line.push('\n');
         self.out.write_all(self.line.as_bytes())?;
         self.line.clear();

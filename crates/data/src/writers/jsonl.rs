@@ -1,5 +1,6 @@
 //! JSON Lines: an object per record. Numbers of a shape are nested lists; what is missing is `null`.
 
+use crate::inspect::shown_name;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::writer::{Target, WriteError, Writer, WriterKind, class_name, real_text, shape_of};
 use std::fs::File;
@@ -7,6 +8,10 @@ use std::io::{BufWriter, Write};
 
 pub const KIND: WriterKind =
     WriterKind { name: "jsonl", doc: "a JSON object per line", extensions: &["jsonl", "ndjson"], open };
+
+/// Bytes of a line, with its end, and keys: the reader takes no more.
+const LINE_BYTES_MAX: usize = 16 << 20;
+const KEYS_MAX: usize = 1 << 16;
 
 #[derive(Debug)]
 struct JsonWriter {
@@ -19,8 +24,12 @@ fn open(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
     if let Some(column) =
         target.columns.iter().find(|column| matches!(column.kind, RecordKind::Image | RecordKind::Bytes))
     {
-        let message = format!("`{}` holds images or bytes, which JSON cannot store", column.name);
+        let message = format!("`{}` holds images or bytes, which JSON cannot store", shown_name(&column.name));
         return Err(WriteError::unfit(message, "write a .tar or a .tfrecord"));
+    }
+    if target.columns.len() > KEYS_MAX {
+        let message = format!("there are {} columns, more than the {KEYS_MAX} keys", target.columns.len());
+        return Err(WriteError::unfit(format!("{message} that can be read"), "choose some with --columns"));
     }
     let (out, columns) = (BufWriter::new(target.file), target.columns.to_vec());
     Ok(Box::new(JsonWriter { out, columns, line: String::new() }))
@@ -31,9 +40,11 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A number as JSON has it, which knows none that is not finite.
-fn real(value: f32) -> String {
-    if value.is_finite() { real_text(value) } else { "null".into() }
+/// Refuses what JSON has no number for: as `null` it would be a missing value.
+fn check_finite(column: &RecordColumn, values: &[f32]) -> Result<(), WriteError> {
+    let Some(value) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
+    let message = format!("`{}` has {value}, which JSON cannot store", shown_name(&column.name));
+    Err(WriteError::unfit(message, "write .npz or .tfrecord, which store it"))
 }
 
 /// Lists within lists, as the shape says.
@@ -65,7 +76,10 @@ impl Writer for JsonWriter {
             let (value, shape) = (record.value(at), shape_of(&column.kind).unwrap_or_default());
             match value {
                 RecordValue::Text(text) => line.push_str(&quoted(text)),
-                RecordValue::Reals(values) => nested(line, shape, &mut values.iter().map(|value| real(*value))),
+                RecordValue::Reals(values) => {
+                    check_finite(column, values)?;
+                    nested(line, shape, &mut values.iter().map(|value| real_text(*value)));
+                }
                 RecordValue::Bytes(values) => nested(line, shape, &mut values.iter().map(u8::to_string)),
                 RecordValue::Ints(values) => match class_name(column, value) {
                     Some(name) => line.push_str(&quoted(name)),
@@ -75,6 +89,10 @@ impl Writer for JsonWriter {
             }
         }
         line.push_str("}\n");
+        if line.len() > LINE_BYTES_MAX {
+            let message = format!("it would be a line of more than {LINE_BYTES_MAX} bytes");
+            return Err(WriteError::unfit(message, "write .tfrecord or .tar"));
+        }
         self.out.write_all(line.as_bytes())?;
         line.clear();
         Ok(())

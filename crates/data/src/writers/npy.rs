@@ -3,6 +3,7 @@
 //! An archive is a zip file whose members are stored as they are. Each column waits in a file of its own, without a name,
 //! until all records are there.
 
+use crate::inspect::shown_name;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::writer::{Target, WriteError, Writer, WriterKind, shape_of};
 use std::fs::File;
@@ -18,6 +19,11 @@ pub const ARCHIVE: WriterKind =
 const PREFIX_BYTES: usize = 10;
 /// Elements start at a multiple of it.
 const ALIGNMENT: usize = 64;
+/// Zip has 16 bits for the length of a name.
+const NAME_BYTES_MAX: usize = u16::MAX as usize;
+/// Of an entry in the list of members, without its name, and of the whole list: the reader takes no more.
+const CENTRAL_BYTES: usize = 74;
+const LIST_BYTES_MAX: usize = 16 << 20;
 
 /// One column on its way.
 #[derive(Debug)]
@@ -54,7 +60,7 @@ pub(crate) fn header(descr: &str, shape: &[usize]) -> Vec<u8> {
 impl Array {
     fn begin(column: &RecordColumn, records: usize, file: File) -> Result<Self, WriteError> {
         let (Some(descr), Some(shape)) = (descr(&column.kind), shape_of(&column.kind)) else {
-            let message = format!("`{}` holds no numbers, and arrays store only numbers", column.name);
+            let message = format!("`{}` holds no numbers, and arrays store only numbers", shown_name(&column.name));
             return Err(WriteError::unfit(message, "write .jsonl, .tar or .tfrecord"));
         };
         let mut out = BufWriter::new(file);
@@ -79,8 +85,13 @@ impl Array {
             RecordValue::Missing | RecordValue::Text(_) => 0,
         };
         if count != self.width {
-            let message =
-                format!("a record has {count} numbers in `{}`, but an array needs {} in each", self.name, self.width);
+            let (name, width) = (shown_name(&self.name), self.width);
+            let message = match value {
+                RecordValue::Missing => {
+                    format!("`{name}` is missing, but an array needs {width} numbers in each record")
+                }
+                _ => format!("`{name}` has {count} numbers, but an array needs {width} in each record"),
+            };
             return Err(WriteError::unfit(message, "fill what is missing first, or write .jsonl"));
         }
         Ok(())
@@ -96,7 +107,7 @@ struct ArrayWriter(Array);
 
 fn open_array(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
     let [column] = target.columns else {
-        let names: Vec<&str> = target.columns.iter().map(|column| column.name.as_str()).collect();
+        let names: Vec<String> = target.columns.iter().map(|column| shown_name(&column.name)).collect();
         let message = format!("a .npy file holds one array, but there are {}: {}", names.len(), names.join(", "));
         return Err(WriteError::unfit(message, "write .npz, or choose a column with --columns"));
     };
@@ -119,7 +130,22 @@ struct ArchiveWriter {
     arrays: Vec<Array>,
 }
 
+/// The name of a column's member.
+fn member_name(column: &str) -> String {
+    format!("{column}.npy")
+}
+
 fn open_archive(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
+    let names = || target.columns.iter().map(|column| member_name(&column.name));
+    if let Some(name) = names().find(|name| name.len() > NAME_BYTES_MAX) {
+        let message = format!("`{}` is too long a name for a member of an archive", shown_name(&name));
+        return Err(WriteError::unfit(message, "rename the column, or leave it out with --columns"));
+    }
+    if names().map(|name| CENTRAL_BYTES + name.len()).sum::<usize>() > LIST_BYTES_MAX {
+        let message =
+            format!("the list of {} arrays would have more than {LIST_BYTES_MAX} bytes", target.columns.len());
+        return Err(WriteError::unfit(message, "choose fewer columns with --columns"));
+    }
     let arrays: Result<Vec<Array>, WriteError> =
         target.columns.iter().map(|column| Array::begin(column, target.records, tempfile::tempfile()?)).collect();
     Ok(Box::new(ArchiveWriter { file: target.file, arrays: arrays? }))
@@ -135,7 +161,7 @@ impl Writer for ArchiveWriter {
         let (mut out, mut offset, mut directory) = (BufWriter::new(file), 0u64, Vec::new());
         let count = arrays.len();
         for array in arrays {
-            let name = format!("{}.npy", array.name);
+            let name = member_name(&array.name);
             let mut member = array.finish()?;
             let (crc, bytes) = checksum(&mut member)?;
             let entry = Entry { name: name.as_bytes(), crc, bytes, offset };
@@ -177,6 +203,8 @@ struct Entry<'n> {
 
 /// The version of zip that knows zip64.
 const ZIP64_VERSION: u16 = 45;
+/// Says that the name is UTF-8. Without it, names are read in an old code page.
+const UTF8_FLAG: u16 = 1 << 11;
 /// 1 January 1980, the first day of zip: files made of the same data are the same.
 const DATE: u16 = 0x21;
 
@@ -184,7 +212,8 @@ impl Entry<'_> {
     /// What both headers have in common, from the version to the length of the name.
     fn common(&self, extra_bytes: u16) -> Vec<u8> {
         let mut out = Vec::new();
-        for word in [ZIP64_VERSION, 0, 0, 0, DATE] {
+        let flags = if self.name.is_ascii() { 0 } else { UTF8_FLAG };
+        for word in [ZIP64_VERSION, flags, 0, 0, DATE] {
             out.extend(word.to_le_bytes());
         }
         for word in [self.crc, u32::MAX, u32::MAX] {

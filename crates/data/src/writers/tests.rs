@@ -4,8 +4,8 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{Reader, choose as choose_format};
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
-use crate::writer::{WriteError, choose, convert};
-use kolo_graph::settings::Settings;
+use crate::writer::{WRITERS, WriteError, choose, convert};
+use kolo_graph::settings::{Setting, Settings};
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn data(columns: &[(&str, RecordKind)], rows: usize, value: impl Fn(usize, usize
 fn written(data: &InMemory, path: &Path) -> Result<(), WriteError> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
     let mut told = 0;
-    convert(data, choose(None, path)?, file, &mut |done| told = done)?;
+    convert(data, choose(None, path)?, path, file, &mut |done| told = done)?;
     assert_eq!(told, data.len());
     Ok(())
 }
@@ -219,21 +219,202 @@ fn arrays_hold_numbers() {
 }
 
 #[test]
-fn tokens_are_as_wide_as_they_must_be() {
-    for (classes, name) in [(300, "a.bin"), (100_000, "a.u32")] {
-        let kind = RecordKind::Int { shape: vec![4], classes: Some(classes) };
-        let data = data(&[("x", kind.clone()), ("y", kind)], 3, |row, column| {
-            RecordValue::Ints((0..4).map(|at| ((row * 4 + at + column) * (classes / 13)) as i64).collect())
+fn tokens_are_as_wide_as_they_are_read() {
+    for (classes, name) in [(300, "a.bin"), (300, "a.tokens"), (100_000, "a.u32"), (300, "a.u32"), (300, "a.U16")] {
+        for classes in [Some(classes), None] {
+            let kind = RecordKind::Int { shape: vec![4], classes };
+            let token = |at: usize| (at * (classes.unwrap_or(300) / 13)) as i64;
+            let data = data(&[("x", kind.clone()), ("y", kind)], 3, |row, column| {
+                RecordValue::Ints((0..4).map(|at| token(row * 4 + at + column)).collect())
+            });
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            written(&data, &path).unwrap();
+            let mut keys = Settings::new("data", "test");
+            keys.set("context", "test", Setting::Int(11));
+            let (reader, mut record) = (opened(&path, keys), Record::new());
+            reader.read(0, &mut record).unwrap();
+            assert_eq!(record.value(0), &RecordValue::Ints((0..11).map(token).collect()), "{name}, {classes:?}");
+        }
+    }
+}
+
+/// What is written can be read back, with as many records and columns, or it is refused: no format loses any silently.
+#[test]
+fn odd_names_and_missing_values_are_kept_or_refused() {
+    let names: &[&[&str]] = &[
+        &["a b", "a_b"],
+        &["Text", "TEXT", "text"],
+        &["txt", "text", "x"],
+        &["label", "cls", "class"],
+        &["jpg", "image", "png", "a.jpg"],
+        &["x.0", "x", "x.0.1"],
+        &["1", "2"],
+        &["nan", "label"],
+        &[" a", "a "],
+        &["", "column0", "column1"],
+        &["n\nl", "q\"", "x,y", "\u{1b}", "t\tt"],
+        &["\u{feff}a", "a"],
+        &["日本", "東京", "é", "É", "ß"],
+        &["__a__", ".", "a/b", "../c"],
+        &["a", "a"],
+    ];
+    let kinds = [
+        RecordKind::Image,
+        RecordKind::Pixels { shape: vec![2, 2, 2] },
+        RecordKind::Text,
+        RecordKind::Bytes,
+        real(&[]),
+        real(&[2]),
+        int(&[]),
+        int(&[2]),
+    ];
+    let value = |kind: &RecordKind, row: usize| match kind {
+        RecordKind::Image => RecordValue::Bytes(png(row)),
+        RecordKind::Pixels { .. } => RecordValue::Bytes(vec![row as u8; 8]),
+        RecordKind::Text => RecordValue::Text(format!("word {row}")),
+        RecordKind::Bytes => RecordValue::Bytes(vec![255, 0, row as u8]),
+        RecordKind::Real { shape } => reals(row, shape.iter().product()),
+        _ => RecordValue::Ints(vec![row as i64; crate::writer::shape_of(kind).unwrap().iter().product()]),
+    };
+    let mut kept = 0;
+    for (names, first) in names.iter().flat_map(|names| (0..kinds.len()).map(move |first| (names, first))) {
+        // All columns of one kind, or of different ones; then with records that miss some or all values.
+        for (step, missing) in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)] {
+            let columns = names.iter().enumerate();
+            let columns: Vec<_> =
+                columns.map(|(at, name)| (*name, kinds[(first + at * step) % kinds.len()].clone())).collect();
+            let data = data(&columns, 3, |row, column| match missing {
+                1 if row == 1 && column == 0 => RecordValue::Missing,
+                2 if row == 1 => RecordValue::Missing,
+                _ => value(&columns[column].1, row),
+            });
+            for kind in WRITERS.iter().filter(|kind| kind.name != "tokens") {
+                let dir = tempfile::tempdir().unwrap();
+                let path = dir.path().join("a").with_extension(kind.extensions[0]);
+                match written(&data, &path) {
+                    Err(WriteError::Unfit { message, hint }) => assert!(!message.is_empty() && !hint.is_empty()),
+                    Err(error) => panic!("{}: {error}", kind.name),
+                    Ok(()) => {
+                        let reader = opened(&path, Settings::new("data", "test"));
+                        let what = format!("{}, {columns:?}, {missing}: {:?}", kind.name, reader.columns());
+                        assert_eq!(reader.len(), 3, "{what}");
+                        let cells = |column: &RecordColumn| match &column.kind {
+                            RecordKind::Real { shape } | RecordKind::Int { shape, .. } if kind.name.ends_with("sv") => {
+                                shape.iter().product()
+                            }
+                            _ => 1,
+                        };
+                        let all: usize = data.columns.iter().map(cells).sum();
+                        assert_eq!(reader.columns().len(), all, "{what}");
+                        let mut record = Record::new();
+                        for (at, row) in data.rows.iter().enumerate() {
+                            reader.read(at, &mut record).unwrap_or_else(|error| panic!("{what}: {error}"));
+                            let is_there = |value: &RecordValue| *value != RecordValue::Missing;
+                            let there = data.columns.iter().zip(row).filter(|(_, value)| is_there(value));
+                            let there: usize = there.map(|(column, _)| cells(column)).sum();
+                            let found = (0..all).filter(|column| is_there(record.value(*column))).count();
+                            assert_eq!(found, there, "{what}: record {at}");
+                        }
+                        kept += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(kept > 500, "{kept}");
+}
+
+/// The reader takes as much as the writer writes.
+#[test]
+fn limits_are_those_of_the_reader() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |data: &InMemory, name: &str, text: &str| {
+        let error = written(data, &dir.path().join(name)).unwrap_err().to_string();
+        assert!(error.contains(text) && error.contains("\n  hint: "), "{error}");
+        std::fs::remove_file(dir.path().join(name)).unwrap_or_default();
+    };
+    let wide = |count: usize| data(&[("x", real(&[count]))], 2, move |row, _| reals(row, count));
+    let (names, _) = round_trip(&wide(1 << 16), "a.csv");
+    assert_eq!(names.len(), 1 << 16);
+    refused(&wide((1 << 16) + 1), "a.csv", "a record would be a line of more than 65536 cells");
+    let long = |bytes: usize| {
+        data(&[("t", RecordKind::Text), ("n", int(&[]))], 2, move |row, column| match column {
+            0 => RecordValue::Text("a".repeat(if row == 1 { bytes } else { 3 })),
+            _ => RecordValue::Ints(vec![1]),
+        })
+    };
+    for (name, beside) in [("a.csv", ",1\n".len()), ("a.jsonl", "{\"t\":\"\",\"n\":1}\n".len())] {
+        let (_, rows) = round_trip(&long((16 << 20) - beside), name);
+        assert_eq!(rows.len(), 2, "{name}");
+        refused(&long((16 << 20) + 1 - beside), name, "record 1: it would be a line of more than 16777216 bytes");
+    }
+    let names: Vec<String> = (0..1001).map(|at| format!("n{at}")).collect();
+    let many = |count: usize| {
+        let columns: Vec<_> = names[..count].iter().map(|name| (name.as_str(), int(&[]))).collect();
+        data(&columns, 1, |_, column| RecordValue::Ints(vec![column as i64]))
+    };
+    assert_eq!(round_trip(&many(1000), "a.tar").0.len(), 1000);
+    refused(&many(1001), "a.tar", "there would be 1001 kinds of members; an archive has at most 1000");
+    let named = |length: usize| {
+        let name = "n".repeat(length);
+        data(&[(&name, int(&[]))], 1, |_, _| RecordValue::Ints(vec![3]))
+    };
+    let longest = [("a.tar", 86), ("a.npz", 65_531), ("a.csv", 100_000), ("a.jsonl", 100_000), ("a.tfrecord", 100_000)];
+    for (name, most) in longest {
+        assert_eq!(round_trip(&named(most), name).1, [[RecordValue::Ints(vec![3])]], "{name}");
+    }
+    for (name, most) in &longest[..2] {
+        refused(&named(most + 1), name, "is too long a name for a member of an archive");
+    }
+}
+
+/// A column may begin late, where the reader still finds it.
+#[test]
+fn columns_that_begin_late_are_kept_or_refused() {
+    for first in [0, 15, 16, 40, 50] {
+        let data = data(&[("n", int(&[])), ("late", real(&[2]))], 50, |row, column| match column {
+            0 => RecordValue::Ints(vec![row as i64]),
+            _ if row < first => RecordValue::Missing,
+            _ => reals(row, 2),
         });
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name);
-        written(&data, &path).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        let width = if classes == 300 { 2 } else { 4 };
-        assert_eq!(bytes.len(), 12 * width);
-        let token =
-            |at: usize| bytes[at * width..][..width].iter().rev().fold(0, |sum, byte| sum << 8 | *byte as usize);
-        assert!((0..12).all(|at| token(at) == at * (classes / 13)), "{bytes:?}");
+        for (name, columns) in [("a.tfrecord", 2), ("a.tar", 2), ("a.jsonl", 2), ("a.csv", 3)] {
+            let refused = match (name, first) {
+                ("a.tfrecord" | "a.tar", 50) => Some("`late` is missing in all records".to_string()),
+                ("a.tfrecord", 16..) => Some(format!("record {first}: `late` is missing in the first 16 records")),
+                _ => None,
+            };
+            if let Some(refused) = refused {
+                let dir = tempfile::tempdir().unwrap();
+                let error = written(&data, &dir.path().join(name)).unwrap_err().to_string();
+                assert!(error.starts_with(&refused) && error.contains("\n  hint: "), "{error}");
+                continue;
+            }
+            let (names, rows) = round_trip(&data, name);
+            let at = names.iter().position(|name| name.starts_with("late")).unwrap_or_else(|| panic!("{names:?}"));
+            assert_eq!(names.len(), columns, "{name}");
+            let there = rows.iter().filter(|row| row[at] != RecordValue::Missing).count();
+            assert_eq!(there, 50 - first, "{name}");
+        }
+    }
+}
+
+#[test]
+fn names_of_archives_are_utf8() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&[("日本", int(&[])), ("plain", int(&[]))], 2, |row, _| RecordValue::Ints(vec![row as i64]));
+    let path = dir.path().join("a.npz");
+    written(&data, &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    // The flags of an entry of the list, and of a local header, stand after its magic and its versions.
+    for (magic, place, name) in [(b"PK\x01\x02", 8, 46), (b"PK\x03\x04", 6, 30)] {
+        let at = |wanted: &str| {
+            let starts = bytes.windows(4).enumerate().filter(|(_, four)| four == magic).map(|(at, _)| at);
+            let mut found = starts.filter(|at| bytes[at + name..].starts_with(wanted.as_bytes()));
+            found.next().unwrap_or_else(|| panic!("{wanted}"))
+        };
+        let flags = ["日本.npy", "plain.npy"].map(|wanted| &bytes[at(wanted) + place..][..2]);
+        assert_eq!(flags, [[0, 8], [0, 0]]);
     }
 }
 
@@ -251,9 +432,35 @@ fn what_a_format_cannot_hold_is_refused() {
     refused(&images, "a.npz", "`image` holds no numbers");
     refused(&table(), "a.npy", "a .npy file holds one array, but there are 4: x, n, text, label");
     let missing = data(&[("x", real(&[2]))], 2, |row, _| if row == 1 { RecordValue::Missing } else { reals(row, 2) });
-    refused(&missing, "a.npz", "a record has 0 numbers in `x`");
+    refused(&missing, "a.npz", "record 1: `x` is missing, but an array needs 2 numbers in each record");
+    refused(&missing, "a.tar", "record 1: all its values are missing");
+    for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        let strange = data(&[("a", real(&[])), ("b", real(&[2]))], 3, |row, column| match (row, column) {
+            (2, 1) => RecordValue::Reals(vec![1.0, value]),
+            _ => reals(row, column + 1),
+        });
+        refused(&strange, "a.jsonl", &format!("record 2: `b` has {value}, which JSON cannot store"));
+    }
+    let pair = |names: [&str; 2]| data(&names.map(|name| (name, int(&[]))), 1, |_, _| RecordValue::Ints(vec![3]));
+    let twice = pair(["a", "a"]);
+    for kind in WRITERS {
+        refused(&twice, &format!("a.{}", kind.extensions[0]), "two columns are called `a`");
+    }
+    refused(&pair(["a b", "a_b"]), "a.tar", "`a b` and `a_b` would both be called `a_b.cls` in the file");
+    refused(&pair(["a ", "a"]), "a.csv", "`a ` and `a` would both be called `a` in the file");
+    refused(&pair(["a", "-1e3"]), "a.tsv", "a column is called `-1e3`, and a line with a number in it");
+    refused(&pair(["a\u{1b}", "b"]), "a.npy", "a .npy file holds one array, but there are 2: a\\u{1b}, b");
+    refused(&pair(["a", "b"]), "a.bin", "a token file stores one column of whole numbers, and not: a, b");
+    let empty = data(&[("x", real(&[2, 0]))], 1, |_, _| RecordValue::Reals(vec![]));
+    refused(&empty, "a.jsonl", "`x` has lists without any numbers");
+    refused(&data(&[("x", int(&[]))], 0, |_, _| RecordValue::Missing), "a.jsonl", "there are no records to write");
+    let large = data(&[("x", int(&[1]))], 2, |row, _| RecordValue::Ints(vec![row as i64 * 65_536]));
+    refused(&large, "a.bin", "record 1: `x` has 65536, which has more than 16 bits");
+    let kind = RecordKind::Int { shape: vec![1], classes: Some(65_537) };
+    let large = data(&[("x", kind)], 1, |_, _| RecordValue::Ints(vec![0]));
+    refused(&large, "a.bin", "`x` has a vocabulary of 65537, more than 16 bits hold");
     let negative = data(&[("x", int(&[1]))], 1, |_, _| RecordValue::Ints(vec![-1]));
-    refused(&negative, "a.bin", "`x` has -1, which is not a token");
+    refused(&negative, "a.bin", "record 0: `x` has -1, which is not a token");
     let unknown = choose(None, Path::new("a.xyz")).unwrap_err().to_string();
     assert!(
         unknown.starts_with("a.xyz: the file ending does not name a format\n  hint: use one of the endings .csv"),

@@ -1,7 +1,9 @@
-//! Token files: whole numbers one after the other, u16 if all fit, else u32, lowest byte first.
+//! Token files: whole numbers one after the other, lowest byte first: u32 in a file that ends in `.u32`, else u16, as they
+//! are read.
 //!
-//! Of data that were windows of tokens (`x` and `y`), `x` is written.
+//! Of data that were windows of tokens (`x` and `y`), `x` is written. What is missing has no tokens.
 
+use crate::inspect::shown_name;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::writer::{Target, WriteError, Writer, WriterKind};
 use std::fs::File;
@@ -9,49 +11,62 @@ use std::io::{BufWriter, IntoInnerError, Write};
 
 pub const KIND: WriterKind = WriterKind {
     name: "tokens",
-    doc: "whole numbers as u16, or as u32 if some do not fit",
+    doc: "whole numbers as u16, or in .u32 files as u32",
     extensions: &["bin", "tokens", "u16", "u32"],
     open,
 };
+
+/// Without a description beside it, a file is read as u16 unless its name says otherwise.
+const NARROW_MAX: u32 = u16::MAX as u32;
+const WIDE_HINT: &str = "call the file .u32, whose tokens have 32 bits";
 
 #[derive(Debug)]
 struct TokenWriter {
     out: BufWriter<File>,
     column: usize,
     name: String,
-    /// Whether the tokens are u32; told from the classes that the column has.
+    /// Whether the tokens are u32.
     is_wide: bool,
 }
 
-fn is_int(column: &&RecordColumn) -> bool {
-    matches!(column.kind, RecordKind::Int { .. })
+/// The column with the tokens: the only one, or `x` of windows.
+fn chosen(columns: &[RecordColumn]) -> Option<usize> {
+    let is_int = |column: &RecordColumn| matches!(column.kind, RecordKind::Int { .. });
+    let of_windows = |column: &RecordColumn| is_int(column) && ["x", "y"].contains(&column.name.as_str());
+    match columns {
+        [only] => is_int(only).then_some(0),
+        [_, _] if columns.iter().all(of_windows) => columns.iter().position(|column| column.name == "x"),
+        _ => None,
+    }
 }
 
 fn open(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
-    let ints: Vec<&RecordColumn> = target.columns.iter().filter(is_int).collect();
-    let named = |name: &str| ints.iter().copied().find(|column| column.name == name);
-    let chosen = match ints[..] {
-        [only] => Some(only),
-        _ => named("x").or(named("tokens")),
+    let Some(column) = chosen(target.columns) else {
+        let names: Vec<String> = target.columns.iter().map(|column| shown_name(&column.name)).collect();
+        let message = format!("a token file stores one column of whole numbers, and not: {}", names.join(", "));
+        return Err(WriteError::unfit(message, "choose one with --columns"));
     };
-    let Some(chosen) = chosen else {
-        let message = format!("{} columns hold whole numbers, but a token file stores one", ints.len());
-        return Err(WriteError::unfit(message, "choose it with --columns"));
-    };
-    let RecordKind::Int { classes, .. } = &chosen.kind else { unreachable!("it was chosen for that") };
-    let column = target.columns.iter().position(|column| column.name == chosen.name).unwrap_or(0);
-    let is_wide = classes.is_none_or(|classes| classes > 1 << 16);
-    Ok(Box::new(TokenWriter { out: BufWriter::new(target.file), column, name: chosen.name.clone(), is_wide }))
+    let name = target.columns[column].name.clone();
+    let is_wide = target.path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("u32"));
+    let RecordKind::Int { classes, .. } = &target.columns[column].kind else { unreachable!("it was chosen for that") };
+    if let Some(classes) = classes.filter(|classes| !is_wide && *classes > NARROW_MAX as usize + 1) {
+        let message = format!("`{}` has a vocabulary of {classes}, more than 16 bits hold", shown_name(&name));
+        return Err(WriteError::unfit(message, WIDE_HINT));
+    }
+    Ok(Box::new(TokenWriter { out: BufWriter::new(target.file), column, name, is_wide }))
 }
 
 impl Writer for TokenWriter {
     fn write(&mut self, record: &Record) -> Result<(), WriteError> {
         let RecordValue::Ints(tokens) = record.value(self.column) else { return Ok(()) };
         for token in tokens {
-            let Some(token) = u32::try_from(*token).ok().filter(|token| self.is_wide || *token <= u16::MAX.into())
-            else {
-                let message = format!("`{}` has {token}, which is not a token", self.name);
-                return Err(WriteError::unfit(message, "tokens are whole numbers from 0 to 2^32 - 1"));
+            let wrong = |what: &str, hint: &str| {
+                Err(WriteError::unfit(format!("`{}` has {token}, which {what}", shown_name(&self.name)), hint))
+            };
+            let token = match u32::try_from(*token) {
+                Ok(token) if self.is_wide || token <= NARROW_MAX => token,
+                Ok(_) => return wrong("has more than 16 bits", WIDE_HINT),
+                Err(_) => return wrong("is not a token", "tokens are whole numbers from 0 to 2^32 - 1"),
             };
             match self.is_wide {
                 true => self.out.write_all(&token.to_le_bytes())?,

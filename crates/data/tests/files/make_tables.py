@@ -88,6 +88,8 @@ def write_parquet():
     pq.write_table(pa.Table.from_pylist([{"png": png(i)} for i in range(3)], schema=raw), "raw.parquet")
     moments = pa.schema([("id", pa.int64()), ("when", pa.timestamp("ms"))])
     pq.write_table(pa.Table.from_pylist([{"id": 1, "when": 2}], schema=moments), "odd.parquet")
+    twice = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4])], names=["a", "a"])
+    pq.write_table(twice, "twice.parquet")
     ragged = pa.schema([("list", pa.list_(pa.int32()))])
     lists = [{"list": [1, 2]}, {"list": [3]}, {"list": [4, None]}, {"list": None}, {"list": [5, 6]}]
     pq.write_table(pa.Table.from_pylist(lists, schema=ragged), "ragged.parquet")
