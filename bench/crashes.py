@@ -71,8 +71,9 @@ tensor_slices = 2
 every = "10 steps"
 keep = 2
 """
+TRANSPORTS = random.Random(1)
 # Workers, and what is set under [parallel].
-LAYOUTS = [(workers, f"zero={zero}") for workers in (1, 2, 4, 4, 4) for zero in (0, 1)]
+LAYOUTS = [(workers, f"zero={zero}") for workers in (1, 2, 4, 4, 4) for zero in (0, 1, 2, 3)]
 SPLIT_LAYOUTS = [
     (1, ""),
     (2, "zero=3"),
@@ -92,6 +93,8 @@ SPLIT_LAYOUTS = [
 
 def train(folder, layout, *flags):
     workers, settings = layout
+    # Each start may take another transport.
+    flags += ("--transport", TRANSPORTS.choice(("shm", "tcp"))) if workers > 1 else ()
     settings = [word for setting in settings.split() for word in ("--set", f"parallel.{setting}")]
     command = [KOLO, "train", "job.toml", "--threads", "1", "-n", str(workers), *settings, *flags]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -138,12 +141,14 @@ def one_run(seed, job, layouts, expected, length_s, times):
             time.sleep(dice.random() * length_s * 1.1)
             pids = processes(child.pid)
             victim = dice.choice([child.pid, *pids])
-            try:
+            # A run that is over is no victim.
+            hit = alive(victim)
+            if hit:
                 os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             child.communicate(timeout=HANG_S)
-            times.append(wait_gone(pids))
+            gone = wait_gone(pids)
+            if hit:
+                times.append(gone)
         child = train(folder, dice.choice(layouts), "--out", "run", "--resume", "--report", "report.json")
         output, _ = child.communicate(timeout=HANG_S)
         if child.returncode:
@@ -185,8 +190,9 @@ def main():
         expected, length_s = unharmed(folder)
     print(f"a run takes {length_s:.2f} s; weights {expected}")
     times, failures = [], []
-    runs = -(-arguments.kills // KILLS_PER_RUN)
-    for number in range(runs):
+    runs = 0
+    while len(times) < arguments.kills:
+        number, runs = runs, runs + 1
         failure = one_run(arguments.seed + number, job, layouts, expected, length_s, times)
         if failure:
             failures.append(failure)
