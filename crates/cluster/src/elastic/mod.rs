@@ -8,7 +8,8 @@
 //!
 //! Invariants, which `simulation::elastic` checks: a generation forms only when all of the one before that are still here have
 //! left it, and whoever was lost is gone or has given up; so a generation gets no further than the step in flight when the
-//! next one begins. Messages of an older generation have no effect.
+//! next one begins. Messages of an older generation have no effect. A generation that is lost as a whole before this core has
+//! heard that it goes on is the exception: those who are left begin where it did, and make the same steps again.
 //!
 //! Where each worker holds a part of the state, all of them are needed to put it together. If they are more than the grains
 //! allow, they first form a group that hands the state over to as many of its ranks, and then regroups.
@@ -286,7 +287,8 @@ impl Elastic {
         let rank = self.rank(worker);
         let member = rank.and_then(|rank| Some(self.group.as_ref()?.coordinator.membership().rank_state(rank).clone()));
         let Some(state) = self.workers.get_mut(&worker).filter(|state| state.lost_ms.is_none()) else { return };
-        state.lost_ms = Some(now_ms);
+        // The link that we close now says nothing of the process behind it, even if its end is seen in this millisecond.
+        (state.lost_ms, state.left) = (Some(now_ms), state.closed_ms.is_some());
         let host = state.hello.as_ref().map_or(state.host.clone(), Hello::label);
         let link = state.link;
         self.links.retain(|_, of| *of != worker);

@@ -199,6 +199,30 @@ fn a_lost_worker_is_started_again_and_its_state_comes_from_the_others() {
     assert_eq!(assigned(&actions), [(0, 0, 4), (9, 1, 4), (2, 2, 4), (3, 3, 4)]);
 }
 
+/// Of one whose process nobody sees, the end of a link that this core closes tells nothing.
+#[test]
+fn a_silent_worker_is_awaited_until_it_must_have_given_up() {
+    let mut job = Job::formed(ElasticConfig { supervised: false, ..CONFIG });
+    let beat = |job: &mut Job, generation: u32| {
+        job.now_ms += 100;
+        for worker in [0, 1, 2] {
+            let activity = Activity { step: 1, progress: job.now_ms, call: None, in_call: false, waits: false };
+            job.say(worker, generation, ControlMessage::Heartbeat(activity));
+        }
+        job.step(CoordinatorEvent::Tick)
+    };
+    let closes = CoordinatorAction::Kill { rank: 3, link: Some(3) };
+    assert!((0..40).any(|_| beat(&mut job, 0).contains(&closes)));
+    let lost_ms = job.now_ms;
+    let mut actions = job.core.step(lost_ms, CoordinatorEvent::Closed { link: 3 });
+    for worker in [0, 1, 2] {
+        actions.extend(job.say(worker, 1, ControlMessage::Ready { position: Some(3) }));
+    }
+    assert_eq!(assigned(&actions), [], "it may still be there");
+    assert!((0..40).any(|_| !assigned(&beat(&mut job, 1)).is_empty()));
+    assert!(job.now_ms >= lost_ms + CONFIG.deadlines.orphan_ms());
+}
+
 #[test]
 fn a_failure_of_its_own_ends_the_job() {
     let mut job = Job::formed(CONFIG);

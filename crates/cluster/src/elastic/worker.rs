@@ -25,6 +25,8 @@ pub(super) struct WorkerState {
     pub exit: Option<Exit>,
     /// When it was given up. From then on it has no part in the job.
     pub lost_ms: Option<u64>,
+    /// Its link had been closed by then, and not by us.
+    pub left: bool,
     /// When its process is to be started again.
     pub restart_ms: Option<u64>,
     /// Whether somebody sees its process, and can end it.
@@ -46,6 +48,7 @@ impl WorkerState {
             closed_ms: None,
             exit: None,
             lost_ms: None,
+            left: false,
             restart_ms: None,
             launched,
         }
@@ -69,8 +72,7 @@ impl WorkerState {
     pub fn is_fenced(&self, now_ms: u64, deadlines: Deadlines) -> bool {
         let Some(lost_ms) = self.lost_ms else { return true };
         let lease_ms = deadlines.orphan_ms() + deadlines.grace_ms() + deadlines.beat_ms();
-        // A link that we closed ourselves says nothing of the process behind it.
-        let left = if self.launched { self.exit.is_some() } else { self.closed_ms.is_some_and(|ms| ms <= lost_ms) };
+        let left = if self.launched { self.exit.is_some() } else { self.left };
         left || now_ms >= lost_ms + lease_ms
     }
 

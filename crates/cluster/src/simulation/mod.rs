@@ -4,8 +4,10 @@
 //! and all must be gone within the stated bound. A failing seed is printed and replays exactly.
 
 mod elastic;
+mod groups;
 mod job;
 mod saves;
+mod state;
 
 use crate::deadlines::Deadlines;
 use crate::membership::Verdict;

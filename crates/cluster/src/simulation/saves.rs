@@ -1,49 +1,57 @@
 //! The checkpoints of a simulated elastic job, on a simulated disk that all hosts share and whose power may fail.
 //!
-//! Every rank of a generation writes its part before an agreement; when that has completed for the first rank, it commits.
-//! Checked: no generation commits what it would have made after its successor began; what is newest on the disk is always whole,
-//! of one step, and no older than the last commit that succeeded.
+//! Every rank of a generation writes its part of the state before a call; when that has completed for the first rank, it
+//! commits and removes old ones, perhaps only when its generation is over. The power fails between operations or in one.
+//! Checked: what is newest on the disk is always whole and of one state, now and after a power failure at this moment. Whose
+//! state that is, [`super::groups`] says.
 
 use super::job::Random;
-use kolo_ckpt::simulated::{Fate, SimulatedDisk};
-use kolo_ckpt::{CkptError, Header, Piece, Role, ShardWriter, Summary, commit, newest_valid, staging_dir};
+use super::state::{Group, State};
+use kolo_ckpt::simulated::{Fate, SimulatedDisk, Trouble};
+use kolo_ckpt::{
+    Header, Keep, Piece, Role, ShardWriter, Summary, Unfinished, commit, newest_valid, prune, staging_dir,
+};
 use kolo_graph::DType;
 use kolo_graph::region::Region;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const ROOT: &str = "runs/a/checkpoints";
 const CHUNK_BYTES: u64 = 64;
 /// Elements of the one tensor; each rank has a part.
-const ELEMENTS: usize = 24;
+const ELEMENTS: usize = 96;
 /// Steps from one save to the next.
 const EVERY: u64 = 6;
+/// How many checkpoints are kept.
+const KEPT: usize = 2;
+/// Operations of the disk until its power fails, where it fails in one.
+const OPERATIONS_MAX: u64 = 60;
 
 pub struct Saves {
     disk: SimulatedDisk,
     /// What becomes of the disk is drawn apart from what becomes of the workers.
     random: Random,
-    /// What the ranks of a generation wrote at a step.
-    written: BTreeMap<(u32, u64), Vec<Summary>>,
-    /// The last step whose commit succeeded.
-    durable: u64,
+    /// What the ranks of a group wrote at a step.
+    written: BTreeMap<(Group, u64), Vec<Summary>>,
+    /// The operation in which the power fails.
+    cut: Option<u64>,
     pub commits: u64,
     pub failures: u64,
-}
-
-fn state_at(step: u64) -> Vec<u8> {
-    (0..ELEMENTS * 4).map(|byte| (step as usize * 31 + byte * 7) as u8).collect()
 }
 
 pub fn is_due(step: u64) -> bool {
     step > 0 && step.is_multiple_of(EVERY)
 }
 
+fn staging(group: Group, step: u64) -> PathBuf {
+    staging_dir(Path::new(ROOT), step, u64::from(group.number()))
+}
+
 impl Saves {
     pub fn new(seed: u64) -> Self {
         let random = Random(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ 0x5eed);
         let (disk, written) = (SimulatedDisk::new(), BTreeMap::new());
-        Self { disk, random, written, durable: 0, commits: 0, failures: 0 }
+        Self { disk, random, written, cut: None, commits: 0, failures: 0 }
     }
 
     /// When the power of the disk fails.
@@ -51,54 +59,93 @@ impl Saves {
         500 + self.random.below(8000)
     }
 
-    /// What rank `rank` of `ranks` has after so many steps.
-    pub fn write(&mut self, generation: u32, step: u64, (rank, ranks): (usize, usize)) {
-        let (state, staging) = (state_at(step), staging_dir(Path::new(ROOT), step, u64::from(generation)));
+    /// Milliseconds until a commit is done: nobody waits for it, and a disk may be slow.
+    pub fn commit_takes_ms(&mut self) -> u64 {
+        let slow = self.random.below(4) == 0;
+        self.random.below(if slow { 4000 } else { 50 })
+    }
+
+    /// What rank `rank` of `ranks` has.
+    pub fn write(&mut self, group: Group, state: &State, (rank, ranks): (usize, usize)) {
+        let numbers = state.numbers(ELEMENTS);
         let (start, end) = (ELEMENTS * rank / ranks, ELEMENTS * (rank + 1) / ranks);
-        let (dtype, role, bytes) = (DType::F32, Role::Parameter, &state[start * 4..end * 4]);
-        let piece = Piece { tensor: "w", whole: &[ELEMENTS], dtype, role, region: Region::from(start), bytes };
+        let bytes: Vec<u8> = numbers[start..end].iter().flat_map(|number| number.to_le_bytes()).collect();
+        let (dtype, role, region) = (DType::F32, Role::Parameter, Region::from(start));
+        let piece = Piece { tensor: "w", whole: &[ELEMENTS], dtype, role, region, bytes: &bytes };
         let writer = ShardWriter { rank, ranks, chunk_bytes: CHUNK_BYTES };
+        let staging = staging(group, state.step());
         let written = writer.write(&self.disk, &staging, &mut [piece].into_iter(), &|_| ());
-        self.written.entry((generation, step)).or_default().extend(written);
+        self.written.entry((group, state.step())).or_default().extend(written);
+        self.cut_off();
     }
 
-    /// The first rank commits; `later` are the steps at which newer generations began.
-    pub fn commit(&mut self, generation: u32, step: u64, later: impl Iterator<Item = u64>) {
-        let shards = self.written.remove(&(generation, step)).unwrap_or_default();
-        let staging = staging_dir(Path::new(ROOT), step, u64::from(generation));
+    /// Makes visible what the ranks wrote; whether that is known to have succeeded.
+    pub fn commit(&mut self, group: Group, step: u64) -> bool {
+        let shards = self.written.remove(&(group, step)).unwrap_or_default();
         let header = Header { step, ..Header::default() };
-        let done: Result<_, CkptError> = commit(&self.disk, Path::new(ROOT), &staging, &header, &shards);
-        // The step in flight may be made by both, to the same bits.
-        for began in later {
-            assert!(step <= began + 1, "generation {generation} commits step {step}, its successor began at {began}");
+        let done = commit(&self.disk, Path::new(ROOT), &staging(group, step), &header, &shards);
+        if let Ok(path) = &done {
+            self.commits += 1;
+            let unfinished = Unfinished::Before { step, attempt: u64::from(group.number()) };
+            let keep = Keep { newest: KEPT, best: None, committed: Some(path), unfinished };
+            // A clean-up that fails leaves more than it should, and no less.
+            drop(prune(&self.disk.shared(), Path::new(ROOT), keep));
         }
-        if done.is_ok() {
-            (self.durable, self.commits) = (self.durable.max(step), self.commits + 1);
+        self.cut_off();
+        done.is_ok()
+    }
+
+    /// The power of the disk fails, now or in one of its next operations; whether now.
+    pub fn loses_power(&mut self) -> bool {
+        if self.random.below(2) == 0 {
+            self.fail();
+            return true;
+        }
+        let at = self.random.below(OPERATIONS_MAX);
+        self.disk.set_trouble(Trouble::Cut { at });
+        self.cut = Some(at);
+        false
+    }
+
+    /// The power comes back once it has failed in an operation.
+    fn cut_off(&mut self) {
+        if self.cut.is_some_and(|at| self.disk.operations() > at) {
+            self.fail();
         }
     }
 
-    /// The power of the disk fails, and what was not synced is lost, kept or torn.
+    /// What was not synced is lost, kept or torn.
     pub fn fail(&mut self) {
-        self.failures += 1;
+        (self.failures, self.cut) = (self.failures + 1, None);
+        self.disk = self.failed();
+    }
+
+    /// The disk after a power failure at this moment.
+    fn failed(&mut self) -> SimulatedDisk {
         let random = &mut self.random;
-        self.disk = self.disk.after_power_failure(&mut || match random.below(3) {
+        self.disk.after_power_failure(&mut || match random.below(3) {
             0 => Fate::Lost,
             1 => Fate::Kept,
             _ => Fate::Torn(random.below(256) as u8),
-        });
-        self.check();
+        })
     }
 
-    /// The newest is whole, of one step, and no older than the last that was committed.
-    pub fn check(&self) {
-        let found = newest_valid(&self.disk.shared(), Path::new(ROOT)).expect("a directory that can be listed");
-        assert!(found.skipped.is_empty(), "{:?}", found.skipped);
-        let newest = found.checkpoint.map_or(0, |checkpoint| {
-            let step = checkpoint.header().step;
-            let held = checkpoint.read_all(&checkpoint.tensors()[0]).expect("a tensor");
-            assert_eq!(held, state_at(step), "step {step} is a mix");
-            step
-        });
-        assert!(newest >= self.durable, "step {} was committed, and {newest} is the newest", self.durable);
+    /// The newest state on the disk, and the newest there would be after a power failure.
+    pub fn newest(&mut self) -> [State; 2] {
+        let now = self.disk.copy();
+        now.set_trouble(Trouble::None);
+        [newest(&now), newest(&self.failed())]
     }
+}
+
+/// The newest state on this disk, which is whole; that of the start if there is none.
+fn newest(disk: &SimulatedDisk) -> State {
+    let found = newest_valid(&disk.shared(), Path::new(ROOT)).expect("a directory that can be listed");
+    assert!(found.skipped.is_empty(), "{:?}", found.skipped);
+    let Some(checkpoint) = found.checkpoint else { return State::default() };
+    let held = checkpoint.read_all(&checkpoint.tensors()[0]).expect("a tensor");
+    let numbers: Vec<u32> = held.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    let state = State::of_numbers(&numbers).expect("a checkpoint of one state");
+    assert_eq!(state.step(), checkpoint.header().step);
+    state
 }
