@@ -613,7 +613,7 @@ impl<'r> Run<'r> {
             let elsewhere = self.ties.links.as_ref().map_or(Ok(Vec::new()), Links::save)?;
             let record = self.record();
             if let Some(saver) = &mut self.saver {
-                let gate = saver.begin(self.trainer.store(), elsewhere, &record);
+                let gate = saver.begin(self.trainer.store(), elsewhere, &record, self.options.threads);
                 self.trainer.copied_through(gate);
             }
         }

@@ -245,7 +245,7 @@ impl Saver {
 
     /// Copies this rank's share while the next step computes, and writes it. The store must not change before the gate opens.
     /// With parameter servers, `elsewhere` is what they hold.
-    pub fn begin(&mut self, store: &Store, elsewhere: Vec<Saved>, record: &TrainerRecord) -> Arc<Gate> {
+    pub fn begin(&mut self, store: &Store, elsewhere: Vec<Saved>, record: &TrainerRecord, threads: usize) -> Arc<Gate> {
         let gate = Arc::new(Gate::default());
         (self.began, self.unpublished) = (Instant::now(), true);
         self.saved_step = Some(record.step);
@@ -254,7 +254,7 @@ impl Saver {
         let shard =
             Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
         let (opener, buffer) = (Arc::clone(&gate), std::mem::take(&mut self.buffer));
-        let work = move || shard.copy_and_write(&copier, &opener, buffer, &elsewhere);
+        let work = move || shard.copy_and_write((&copier, threads), &opener, buffer, &elsewhere);
         let thread = std::thread::Builder::new().name("kolo-checkpoint".into()).spawn(work);
         if thread.is_err() {
             gate.open();
@@ -506,13 +506,13 @@ struct Shard {
 impl Shard {
     fn copy_and_write(
         &self,
-        copier: &Copier,
+        (copier, threads): (&Copier, usize),
         gate: &Gate,
         mut buffer: Vec<u8>,
         elsewhere: &[Saved],
     ) -> (Vec<u8>, Result<Summary, CkptError>) {
         // SAFETY: the trainer passes the gate before it lets anything change the store.
-        unsafe { copier.copy(&mut buffer) };
+        unsafe { copier.copy_on(threads, &mut buffer) };
         gate.open();
         // Nobody waits for the rest.
         machine::lower_priority();
