@@ -172,21 +172,23 @@ impl Environment {
     }
 
     /// The first values of a column.
-    fn first_values(&self, column: usize) -> Result<Vec<Vec<u8>>, ReadError> {
+    fn first_values(&self, column: usize, name: &str) -> Result<Vec<Vec<u8>>, ReadError> {
+        let short = self.entries[column].iter().filter(|entry| entry.value_bytes <= LOOKED_AT_BYTES_MAX);
+        let entries: Vec<&Entry> = short.take(LOOKED_AT).collect();
         let mut values = Vec::new();
-        for entry in
-            self.entries[column].iter().filter(|entry| entry.value_bytes <= LOOKED_AT_BYTES_MAX).take(LOOKED_AT)
-        {
+        for entry in &entries {
             let mut bytes = Vec::new();
             self.contents.read_into(entry.value_at, entry.value_bytes.into(), &mut bytes)?;
-            if values::is_pickled(&bytes) {
-                let hint = "pickles can run arbitrary code, so kolo does not read them: store image files, text, JSON or `.npy` files";
-                let error = self.wrong(entry, "its value is a Python pickle");
-                return Err(ReadError { hint: hint.into(), ..error });
-            }
             values.push(bytes);
         }
-        Ok(values)
+        match values::first_pickle(name, &values) {
+            None => Ok(values),
+            Some(at) => {
+                let hint = "pickles can run arbitrary code, so kolo does not read them: store image files, text, JSON or `.npy` files";
+                let error = self.wrong(entries[at], "its value is a Python pickle");
+                Err(ReadError { hint: hint.into(), ..error })
+            }
+        }
     }
 }
 
@@ -203,7 +205,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         match &first_names {
             None => {
                 for (column, name) in names.iter().enumerate() {
-                    let first = environment.first_values(column)?;
+                    let first = environment.first_values(column, name)?;
                     reader.parts.push(values::value(name, &first, &mut reader.columns));
                 }
                 first_names = Some(names);

@@ -45,6 +45,8 @@ pub const ARROW: Format = arrow::FORMAT;
 /// What a batch of rows should take, decoded.
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ROWS_MAX: u64 = 4096;
+/// Row groups, or record batches, that are tried to learn what the columns are.
+const UNITS_TRIED: usize = 16;
 /// What a number takes in a row.
 const NUMBER_BYTES: u64 = 9;
 
@@ -300,20 +302,31 @@ impl Decode for Groups {
     }
 }
 
-/// Completes the kinds of the columns from the first row group that has rows.
+/// Completes the kinds of the columns from the first row group that has rows and can be decoded. Rows of one that cannot are
+/// errors when they are read, so that they can be skipped.
 fn look_at_first(files: &[ParquetFile], columns: &mut TableColumns) -> Result<(), ReadError> {
     let groups = |file: &ParquetFile| file.metadata.num_row_groups();
     let all = files.iter().flat_map(|file| (0..groups(file)).map(move |group| (file, group)));
     let with_rows = |(file, group): &(&ParquetFile, usize)| file.metadata.row_group(*group).num_rows() > 0;
-    let first = all.into_iter().find(with_rows);
-    let (Some((file, group)), true) = (first, columns.need_values()) else { return Ok(()) };
-    let mut looked_at = 0;
-    let before = columns.clone();
-    file.batches(group, &before, &mut |batch| {
-        looked_at += batch.first().map_or(0, |column| column.len);
-        columns.look_at(batch);
-        Ok(columns.need_values() && looked_at < ROWS_LOOKED_AT)
-    })
+    if !columns.need_values() {
+        return Ok(());
+    }
+    let mut bad = None;
+    for (file, group) in all.filter(with_rows).take(UNITS_TRIED) {
+        let (mut looked_at, before) = (0, columns.clone());
+        let looked = guarded(file.path(), || {
+            file.batches(group, &before, &mut |batch| {
+                looked_at += batch.first().map_or(0, |column| column.len);
+                columns.look_at(batch);
+                Ok(columns.need_values() && looked_at < ROWS_LOOKED_AT)
+            })
+        });
+        match looked {
+            Ok(()) => return Ok(()),
+            Err(error) => _ = bad.get_or_insert(error),
+        }
+    }
+    bad.map_or(Ok(()), Err)
 }
 
 /// An open file with a table.
@@ -367,9 +380,7 @@ fn reader(files: Vec<ParquetFile>, mut columns: TableColumns, budget: usize) -> 
         units.extend((0..groups.len()).map(|group| (number, group)));
         rows.extend(groups);
     }
-    if let Some(first) = files.first() {
-        guarded(first.path(), || look_at_first(&files, &mut columns))?;
-    }
+    look_at_first(&files, &mut columns)?;
     let (records, unread) = (columns.records.clone(), columns.unread.clone());
     let decoder = Groups { files, units, columns };
     Ok(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget), unread })

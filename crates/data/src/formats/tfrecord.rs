@@ -42,8 +42,10 @@ const HEADER_BYTES: u64 = 12;
 const FOOTER_BYTES: u64 = 4;
 /// Bytes of one record.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
-/// Records that the columns are told from.
+/// Records that the columns are told from, of those that can be read.
 const LOOKED_AT: usize = 16;
+/// Records that are tried for that.
+const TRIED: usize = 1024;
 const INDEX_KIND: &str = "tfrecord 1";
 
 fn is_shard(path: &Path) -> bool {
@@ -211,10 +213,19 @@ impl TfRecords {
 
     fn find_columns(&mut self) -> Result<(), ReadError> {
         let mut found = columns::Found::default();
-        let mut bytes = Vec::new();
-        for at in 0..self.places.len().min(LOOKED_AT) {
-            let (contents, start) = self.data(at, &mut bytes)?;
-            found.add(&bytes).map_err(|error| malformed(contents.path(), start, &bytes, &error))?;
+        let (mut bytes, mut bad) = (Vec::new(), None);
+        for at in 0..self.places.len().min(TRIED) {
+            let looked = self.data(at, &mut bytes).and_then(|(contents, start)| {
+                found.add(&bytes).map_err(|error| malformed(contents.path(), start, &bytes, &error))
+            });
+            bad = bad.or(looked.err());
+            if found.records() == LOOKED_AT {
+                break;
+            }
+        }
+        // A bad record is an error when it is read, so that it can be skipped.
+        if let (0, Some(bad)) = (found.records(), bad) {
+            return Err(bad);
         }
         (self.columns, self.features) = found.columns();
         if self.columns.is_empty() {

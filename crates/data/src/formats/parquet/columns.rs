@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// Rows that may be looked at for the first value of a column that is not null.
 pub(super) const ROWS_LOOKED_AT: usize = 1024;
+/// Values that tell whether bytes are images.
+const VALUES_LOOKED_AT: usize = 16;
 /// Lists within lists.
 const DEPTH_MAX: usize = 8;
 
@@ -108,8 +110,18 @@ impl TableColumns {
                     column.is_known = true;
                 }
                 (_, kind) => {
-                    let Some(row) = rows.next() else { continue };
-                    if values::bytes(values, row).is_some_and(is_image) {
+                    let (mut images, mut others) = (0, 0);
+                    for row in rows.take(VALUES_LOOKED_AT) {
+                        match values::bytes(values, row).is_some_and(is_image) {
+                            true => images += 1,
+                            false => others += 1,
+                        }
+                    }
+                    if images + others == 0 {
+                        continue;
+                    }
+                    // What is none among them is an error when it is decoded.
+                    if images > others {
                         *kind = RecordKind::Image;
                     }
                     column.is_known = true;

@@ -155,6 +155,49 @@ fn a_list_of_another_length_fails_alone() {
     assert_eq!(read(4), Ok(RecordValue::Ints(vec![5, 6])));
 }
 
+/// Columns are told from the first row group or batch that can be decoded; rows of the others are errors of their own.
+#[test]
+fn a_damaged_start_does_not_hide_the_columns() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, name) in [("parquet", "table_none.parquet"), ("arrow", "table.arrow")] {
+        let mut bytes = std::fs::read(path(name)).unwrap();
+        let first = match format {
+            "parquet" => 4,
+            _ => {
+                let contents = DataFile::at(&path(name)).unwrap().contents(&settings()).unwrap();
+                arrow::first_batch(&contents) as usize + 8
+            }
+        };
+        bytes[first..first + 16].fill(0xFF);
+        let damaged = dir.path().join(name);
+        std::fs::write(&damaged, bytes).unwrap();
+        let reader = open_file(format, &damaged, &settings()).unwrap();
+        assert_eq!((reader.columns()[7].kind.clone(), reader.columns()[8].kind.clone()), (real(&[3]), int(&[2, 2])));
+        let mut record = Record::new();
+        for at in 0..50 {
+            assert_eq!(reader.read(at, &mut record).is_err(), at < 20, "{format}, row {at}");
+        }
+    }
+}
+
+#[test]
+fn bytes_are_images_if_most_of_the_first_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bytes.parquet");
+    let (image, other) = (&b"\x89PNG\r\n\x1a\n"[..], &b"none"[..]);
+    let mixed = |first: &[&'static [u8]]| [first, &[image; 3]].concat();
+    for (values, kind) in [
+        (mixed(&[other]), RecordKind::Image),
+        (mixed(&[other, image, other]), RecordKind::Image),
+        (mixed(&[other, other, other]), RecordKind::Bytes),
+    ] {
+        let values: Vec<_> = values.into_iter().map(|value| ByteArray::from(value.to_vec())).collect();
+        byte_arrays(&file, "x", &values, WriterProperties::builder());
+        let reader = open_file("parquet", &file, &settings()).unwrap();
+        assert_eq!(reader.columns()[0].kind, kind, "{values:?}");
+    }
+}
+
 #[test]
 fn an_empty_table_has_columns_and_no_rows() {
     let reader = open_as("parquet", &["empty.parquet"], &settings()).unwrap();
@@ -185,18 +228,23 @@ fn a_file_that_is_cut_or_is_none_names_itself() {
     }
 }
 
-/// A file with the same text in every row.
-fn equal_texts(path: &Path, text: &str, rows: usize, properties: WriterPropertiesBuilder) -> ParquetFile {
-    let schema = Arc::new(parse_message_type("message m { required binary x (STRING); }").unwrap());
+/// Writes a file with a column of these values.
+fn byte_arrays(path: &Path, column: &str, values: &[ByteArray], properties: WriterPropertiesBuilder) {
+    let schema = Arc::new(parse_message_type(&format!("message m {{ required binary {column}; }}")).unwrap());
     let out = std::fs::File::create(path).unwrap();
     let mut writer = SerializedFileWriter::new(out, schema, Arc::new(properties.build())).unwrap();
     let mut group = writer.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    let texts = vec![ByteArray::from(text.as_bytes().to_vec()); rows];
-    column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
+    column.typed::<ByteArrayType>().write_batch(values, None, None).unwrap();
     column.close().unwrap();
     group.close().unwrap();
     writer.close().unwrap();
+}
+
+/// A file with the same text in every row.
+fn equal_texts(path: &Path, text: &str, rows: usize, properties: WriterPropertiesBuilder) -> ParquetFile {
+    let texts = vec![ByteArray::from(text.as_bytes().to_vec()); rows];
+    byte_arrays(path, "x (STRING)", &texts, properties);
     ParquetFile::open(DataFile::at(path).unwrap().contents(&settings()).unwrap()).unwrap()
 }
 

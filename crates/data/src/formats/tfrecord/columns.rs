@@ -29,19 +29,33 @@ pub(super) struct Feature {
 #[derive(Debug, Default)]
 pub(super) struct Found {
     features: Vec<Feature>,
+    records: usize,
 }
 
 impl Found {
+    /// The number of records that were added.
+    pub fn records(&self) -> usize {
+        self.records
+    }
+
+    /// Adds the features of a record. One that is malformed adds nothing.
     pub fn add(&mut self, record: &[u8]) -> Result<(), Malformed> {
+        let mut features = Vec::new();
         example::features(record, |name, list| {
             // A name that is no UTF-8 is no name that a job could say.
-            let (Ok(name), Some(column)) = (std::str::from_utf8(name), column(list)?) else { return Ok(()) };
+            if let (Ok(name), Some(column)) = (std::str::from_utf8(name), column(list)?) {
+                features.push((name, column));
+            }
+            Ok(())
+        })?;
+        for (name, column) in features {
             match self.features.binary_search_by(|feature| feature.name.as_str().cmp(name)) {
                 Ok(at) => self.features[at].column = self.features[at].column.with(column),
                 Err(at) => self.features.insert(at, Feature { name: name.into(), column }),
             }
-            Ok(())
-        })
+        }
+        self.records += 1;
+        Ok(())
     }
 
     /// The columns, sorted by name.

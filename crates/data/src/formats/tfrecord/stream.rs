@@ -17,7 +17,7 @@ struct TfRecordStream {
     found: Found,
     looks: usize,
     features: Vec<Feature>,
-    /// What is wrong with the first records.
+    /// What is wrong with the first record that cannot be read.
     bad: Option<ReadError>,
 }
 
@@ -69,7 +69,7 @@ impl StreamFormat for TfRecordStream {
 
     fn look(&mut self, raw: &RawRecord) {
         self.looks += 1;
-        if self.looks > LOOKED_AT {
+        if self.found.records() == LOOKED_AT {
             return;
         }
         let looked = check_data(&raw.bytes, raw.path(), raw.offset)
@@ -78,7 +78,8 @@ impl StreamFormat for TfRecordStream {
     }
 
     fn columns(&mut self) -> Result<Vec<RecordColumn>, ReadError> {
-        if let Some(bad) = self.bad.take() {
+        // A bad record is an error when it is read, so that it can be skipped.
+        if let (0, Some(bad)) = (self.found.records(), self.bad.take()) {
             return Err(bad);
         }
         let (columns, features) = std::mem::take(&mut self.found).columns();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::formats::testing::open_stream;
 use crate::image;
 use crate::record::{RecordKind, RecordValue};
 use kolo_base::masked_crc32c;
@@ -233,15 +234,70 @@ fn packed_and_single_values_are_the_same() {
     assert!(example::ints_of(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", &mut ints).is_err());
 }
 
+/// A message in a field.
+fn wrap(tag: u8, inner: Vec<u8>) -> Vec<u8> {
+    [vec![tag, inner.len() as u8], inner].concat()
+}
+
+/// `{"a": feature}`.
+fn example_of(feature: Vec<u8>) -> Vec<u8> {
+    wrap(0x0a, wrap(0x0a, [b"\x0a\x01a".to_vec(), wrap(0x12, feature)].concat()))
+}
+
+/// `{"a": ints}` with so many numbers.
+fn example(count: u8) -> Vec<u8> {
+    let list: Vec<u8> = std::iter::once(0x0a).chain([count]).chain((0..count).map(|at| at + 5)).collect();
+    example_of(wrap(0x1a, list))
+}
+
+/// Opens the file as it is, and as a stream.
+fn opened_both_ways(path: &Path) -> [OpenedFiles; 2] {
+    [open_path(path), open_stream(path, &[])]
+}
+
+#[test]
+fn bad_records_at_the_start_are_errors_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let wrong_checksum = |records: &[Vec<u8>], at: usize| {
+        let mut file = framed(records);
+        let end = framed(&records[..=at]).len();
+        file[end - 1] ^= 1;
+        file
+    };
+    let good: Vec<_> = (0..20).map(|_| example(1)).collect();
+    for at in [0, 3, LOOKED_AT] {
+        let mut malformed = good.clone();
+        malformed[at] = b"\x0a\x05hello".to_vec();
+        for (bytes, message) in
+            [(framed(&malformed), "not a `tf.train.Example`"), (wrong_checksum(&good, at), "the checksum of a record")]
+        {
+            fs::write(&path, bytes).unwrap();
+            for reader in opened_both_ways(&path) {
+                let (reader, mut record) = (reader.unwrap(), Record::new());
+                assert_eq!(reader.columns()[0].kind, RecordKind::Int { shape: vec![], classes: None });
+                for number in 0..20 {
+                    match reader.read(number, &mut record) {
+                        Ok(()) => assert!(number != at && *record.value(0) == RecordValue::Ints(vec![5])),
+                        Err(error) => {
+                            assert!(number == at && error.message.contains(message), "{error}");
+                            assert!(error.file.is_some() && error.offset.is_some(), "{error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // With no good one there is nothing to go by.
+    fs::write(&path, wrong_checksum(&good[..1], 0)).unwrap();
+    for reader in opened_both_ways(&path) {
+        let Err(OpenError::Read(error)) = reader else { panic!("{reader:?}") };
+        assert!(error.message.contains("the checksum of a record") && error.offset == Some(12), "{error}");
+    }
+}
+
 #[test]
 fn a_record_of_another_shape_is_an_error_at_its_place() {
-    // {"a": ints}, for one and for two values.
-    let example = |count: u8| {
-        let list: Vec<u8> = std::iter::once(0x0a).chain([count]).chain((0..count).map(|at| at + 5)).collect();
-        let wrap = |tag: u8, inner: Vec<u8>| [vec![tag, inner.len() as u8], inner].concat();
-        let entry = [b"\x0a\x01a".to_vec(), wrap(0x12, wrap(0x1a, list))].concat();
-        wrap(0x0a, wrap(0x0a, entry))
-    };
     let records: Vec<_> = (0..LOOKED_AT + 2).map(|at| example(if at == LOOKED_AT { 2 } else { 1 })).collect();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.tfrecord");

@@ -125,18 +125,19 @@ pub(crate) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut 
     Part::Bytes(column)
 }
 
-/// The shape that all these arrays have, and whether any holds fractions.
+/// The shape that all these arrays have, and whether any holds fractions. What is no array is an error when it is read.
 fn array_kind(samples: &[Vec<u8>]) -> Option<(Vec<usize>, bool)> {
-    let arrays: Vec<Array<'_>> = samples.iter().map(|sample| Array::parse(sample)).collect::<Result<_, _>>().ok()?;
+    let arrays: Vec<Array<'_>> = samples.iter().filter_map(|sample| Array::parse(sample).ok()).collect();
     let shape = arrays.first()?.shape.clone();
     arrays.iter().all(|array| array.shape == shape).then(|| (shape, arrays.iter().any(Array::is_float)))
 }
 
-/// The keys whose values are numbers, texts or truth values in all samples that have them.
+/// The keys whose values are numbers, texts or truth values in all samples that have them. What is no JSON object is an error
+/// when it is read.
 fn json_keys(samples: &[Vec<u8>]) -> Vec<JsonKey> {
     let mut keys: Vec<(JsonKey, bool)> = Vec::new();
     for sample in samples {
-        let Ok(Value::Object(object)) = serde_json::from_slice(sample) else { return Vec::new() };
+        let Ok(Value::Object(object)) = serde_json::from_slice(sample) else { continue };
         for (name, value) in &object {
             let kind = match value {
                 Value::Null => continue,

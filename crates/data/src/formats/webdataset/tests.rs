@@ -201,6 +201,29 @@ fn a_bad_value_is_an_error_of_its_sample_only() {
 }
 
 #[test]
+fn members_that_do_not_parse_do_not_say_what_the_columns_are() {
+    let array = b"\x93NUMPY\x01\x00\x37\x00{'descr': '<i2', 'fortran_order': False, 'shape': (1,)}\x03\x00";
+    let directory = tempfile::tempdir().unwrap();
+    for (ending, good, bad, kind) in [
+        ("json", &b"{\"k\": 1}"[..], &b"{\"k\": "[..], RecordKind::Int { shape: vec![], classes: None }),
+        ("json", b"{\"k\": \"s\"}", b"[1]", RecordKind::Text),
+        ("npy", array, &array[..60], RecordKind::Int { shape: vec![1], classes: None }),
+    ] {
+        for bad_at in [0, 3, LOOKED_AT - 1] {
+            let names: Vec<String> = (0..LOOKED_AT + 2).map(|at| format!("{at}.{ending}")).collect();
+            let member = |at: usize| if at == bad_at { bad } else { good };
+            let members: Vec<_> = names.iter().enumerate().map(|(at, name)| (name.as_str(), member(at))).collect();
+            let reader = open_bytes(directory.path(), &archive(&members)).unwrap();
+            assert_eq!(reader.columns().len(), 1);
+            assert_eq!(reader.columns()[0].kind, kind);
+            let mut record = Record::new();
+            let errors: Vec<_> = (0..reader.len()).filter(|at| reader.read(*at, &mut record).is_err()).collect();
+            assert_eq!(errors, [bad_at], "{ending}");
+        }
+    }
+}
+
+#[test]
 fn an_archive_cut_anywhere_is_an_error_with_its_offset() {
     let directory = tempfile::tempdir().unwrap();
     let bytes = fs::read(written().join("pax.tar")).unwrap();
