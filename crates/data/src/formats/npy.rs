@@ -50,8 +50,8 @@ fn found_labels(path: &Path) -> Option<PathBuf> {
     let pairs: &[(&str, &str)] = &[("x", "y"), ("X", "Y"), ("X", "y"), ("images", "labels"), ("data", "labels")];
     pairs.iter().filter(|(from, _)| words.contains(from)).find_map(|(from, to)| {
         let at = stem.match_indices(from).map(|(at, _)| at).find(|at| {
-            let inside = |at: usize| stem[at..].starts_with(|char: char| char.is_alphanumeric());
-            (*at == 0 || !inside(at - 1)) && !inside(at + from.len())
+            let (before, after) = (&stem[..*at], &stem[at + from.len()..]);
+            !before.ends_with(char::is_alphanumeric) && !after.starts_with(char::is_alphanumeric)
         })?;
         existing_file(path, &format!("{}{to}{}", &name[..at], &name[at + from.len()..]))
     })

@@ -40,6 +40,26 @@ fn archives_hold_images_and_labels_stored_or_deflated() {
 }
 
 #[test]
+fn names_of_any_letters_are_searched_for_labels() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    for name in ["éx_y.npy", "y_é.npy", "données-labels-été.npy", "日本 y.npy", "y.npy"] {
+        std::fs::write(place(name), b"").unwrap();
+    }
+    for (samples, labels) in [
+        ("éx_x.npy", Some("éx_y.npy")),
+        ("x_é.npy", Some("y_é.npy")),
+        ("données-images-été.npy", Some("données-labels-été.npy")),
+        ("éx.npy", None),
+        ("xé.npy", None),
+        ("日本_éxé.npy", None),
+        ("x.npy", Some("y.npy")),
+    ] {
+        assert_eq!(found_labels(&place(samples)), labels.map(place), "{samples}");
+    }
+}
+
+#[test]
 fn labels_are_found_beside_the_samples_or_given() {
     let beside = open(&FORMAT, &[file("pair_x.npy")], &[]).unwrap();
     let both = open(&FORMAT, &[file("pair_x.npy"), file("pair_y.npy")], &[]).unwrap();
