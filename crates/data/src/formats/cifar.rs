@@ -3,7 +3,7 @@
 
 use crate::arrays::{Array, ArrayReader};
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
+use crate::files::{Contents, DataFile, open_regular};
 use crate::format::{Format, OpenError, OpenedFiles};
 use kolo_graph::settings::Settings;
 use std::fs::File;
@@ -134,7 +134,7 @@ fn names(dir: &Path, set: Set, fine: bool) -> Option<Arc<[String]>> {
         (Set::Cifar100, false) => "coarse_label_names.txt",
     };
     let mut text = String::new();
-    File::open(dir.join(name)).ok()?.take(NAMES_BYTES_MAX).read_to_string(&mut text).ok()?;
+    open_regular(&dir.join(name)).ok()?.take(NAMES_BYTES_MAX).read_to_string(&mut text).ok()?;
     Some(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect())
 }
 

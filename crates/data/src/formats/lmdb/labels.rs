@@ -3,9 +3,9 @@
 
 use super::{Environment, keys};
 use crate::error::{ReadError, shown};
+use crate::files::DataFile;
 use crate::formats::labels::Labels;
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
 
 /// Bytes of the file.
@@ -32,7 +32,7 @@ pub(super) fn read(path: &Path, environments: &[Environment]) -> Result<Labels, 
 
 fn by_key(path: &Path) -> Result<HashMap<Vec<u8>, String>, ReadError> {
     let failed = |error: std::io::Error| ReadError::io(path, &error);
-    let file = File::open(path).map_err(failed)?;
+    let file = DataFile::at(path)?.open()?;
     let bytes = file.metadata().map_err(failed)?.len();
     if bytes > FILE_BYTES_MAX {
         let message = format!("it has {bytes} bytes; {FILE_BYTES_MAX} are allowed");
