@@ -125,10 +125,11 @@ impl ArrowFile {
     }
 }
 
-/// Where the first record batch is.
+/// Where the values of the first record batch are.
 #[cfg(test)]
-pub(super) fn first_batch(contents: &Contents) -> u64 {
-    Messages::of(contents).unwrap().batches[0].offset()
+pub(super) fn first_values(contents: &Contents) -> u64 {
+    let block = &Messages::of(contents).unwrap().batches[0];
+    block.offset() + block.meta as u64
 }
 
 #[derive(Debug)]

@@ -159,16 +159,16 @@ fn a_list_of_another_length_fails_alone() {
 #[test]
 fn a_damaged_start_does_not_hide_the_columns() {
     let dir = tempfile::tempdir().unwrap();
-    for (format, name) in [("parquet", "table_none.parquet"), ("arrow", "table.arrow")] {
+    for (format, name) in [("parquet", "table_none.parquet"), ("arrow", "table_zstd.arrow")] {
         let mut bytes = std::fs::read(path(name)).unwrap();
         let first = match format {
             "parquet" => 4,
             _ => {
                 let contents = DataFile::at(&path(name)).unwrap().contents(&settings()).unwrap();
-                arrow::first_batch(&contents) as usize + 8
+                arrow::first_values(&contents) as usize
             }
         };
-        bytes[first..first + 16].fill(0xFF);
+        bytes[first..first + 64].fill(0x7F);
         let damaged = dir.path().join(name);
         std::fs::write(&damaged, bytes).unwrap();
         let reader = open_file(format, &damaged, &settings()).unwrap();

@@ -20,7 +20,7 @@ const BATCH_BYTES_MAX: u64 = 1 << 30;
 pub(super) struct Block {
     offset: i64,
     /// Of the metadata, with what stands before them.
-    meta: i32,
+    pub meta: i32,
     body: i64,
 }
 
