@@ -1,6 +1,6 @@
 //! From HDF5 datasets to columns: which kind a dataset has, and its values of a run of records.
 
-use crate::record::{Record, RecordKind};
+use crate::record::{Record, RecordKind, narrowed};
 use half::f16;
 use hdf5_reader::error::{Error, Result};
 use hdf5_reader::{
@@ -142,7 +142,7 @@ impl DatasetColumn {
             // One type for all whole numbers, and one for the other real ones: each takes seconds of every build.
             (Content::Int, _) => read!(Whole, Ints, |value| value.0),
             (Content::Real, Datatype::FloatingPoint { size: 4, .. }) => read!(f32, Reals, |value| value),
-            (Content::Real, _) => read!(Real, Reals, |value| value.0),
+            (Content::Real, _) => read!(Real, Doubles, |value| value.0),
             (Content::Text(_) | Content::TextReference, _) => read!(Raw, Texts, |value| value.0),
         })
     }
@@ -177,6 +177,12 @@ impl DatasetColumn {
                 record.ints(at).extend_from_slice(ints);
             }
             (_, Values::Reals(reals)) => record.reals(at).extend_from_slice(reals.get(range).ok_or_else(cut)?),
+            (_, Values::Doubles(reals)) => {
+                let out = record.reals(at);
+                for value in reals.get(range).ok_or_else(cut)? {
+                    out.push(narrowed(*value).map_err(|value| format!("it has {value}"))?);
+                }
+            }
             (content, Values::Texts(texts)) => {
                 let raw = texts.get(row).ok_or_else(cut)?;
                 let bytes = match content {
@@ -218,6 +224,8 @@ pub(super) enum Values {
     Bytes(Vec<u8>),
     Ints(Vec<i64>),
     Reals(Vec<f32>),
+    /// Of 64 bits: some may be too large for `f32`.
+    Doubles(Vec<f64>),
     /// Texts with their padding, or references to them.
     Texts(Vec<Vec<u8>>),
 }
@@ -227,7 +235,7 @@ pub(super) enum Values {
 struct Whole(i64);
 /// A real number of 16 or 64 bits.
 #[derive(Clone)]
-struct Real(f32);
+struct Real(f64);
 /// The bytes of one element.
 #[derive(Clone)]
 struct Raw(Vec<u8>);
@@ -288,8 +296,8 @@ impl H5Type for Real {
         let bytes = bytes.get(..size.into()).ok_or_else(|| mismatch(kind))?;
         let word = word(bytes, byte_order, 0);
         match size {
-            2 => Ok(Self(f16::from_le_bytes([word[0], word[1]]).to_f32())),
-            8 => Ok(Self(f64::from_le_bytes(word) as f32)),
+            2 => Ok(Self(f16::from_le_bytes([word[0], word[1]]).to_f64())),
+            8 => Ok(Self(f64::from_le_bytes(word))),
             _ => Err(mismatch(kind)),
         }
     }

@@ -39,5 +39,5 @@ pub(super) fn read(directory: &Path, listing: &mut Listing) -> Result<Labels, Re
         listing.push(directory, name.as_ref(), 0)?;
         texts.push(label.to_string());
     }
-    Ok(Labels::of(texts))
+    Labels::of(texts).map_err(|message| ReadError::new(message, "scale the labels").in_file(&path))
 }

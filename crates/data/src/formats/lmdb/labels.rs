@@ -27,7 +27,7 @@ pub(super) fn read(path: &Path, environments: &[Environment]) -> Result<Labels, 
             labels.push(label.clone());
         }
     }
-    Ok(Labels::of(labels))
+    Labels::of(labels).map_err(|message| ReadError::new(message, "scale the labels").in_file(path))
 }
 
 fn by_key(path: &Path) -> Result<HashMap<Vec<u8>, String>, ReadError> {

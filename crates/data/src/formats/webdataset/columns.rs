@@ -2,7 +2,7 @@
 
 use super::npy::Array;
 use crate::error::shown;
-use crate::record::{Record, RecordColumn, RecordKind};
+use crate::record::{Record, RecordColumn, RecordKind, narrowed};
 use serde_json::Value;
 
 /// What the members with some endings become.
@@ -211,10 +211,9 @@ fn read_array(bytes: &[u8], column: usize, kind: (&[usize], bool), record: &mut 
     }
     match is_real {
         true => array.reals(record.reals(column)),
-        false if array.is_float() => return Err("the array has fractions, the first ones have none".into()),
+        false if array.is_float() => Err("the array has fractions, the first ones have none".into()),
         false => array.ints(record.ints(column)),
     }
-    Ok(())
 }
 
 fn read_json(key: &JsonKey, value: &Value, record: &mut Record) -> Result<(), String> {
@@ -225,7 +224,12 @@ fn read_json(key: &JsonKey, value: &Value, record: &mut Record) -> Result<(), St
         (JsonKind::Int, Value::Number(number)) if number.as_i64().is_some() => {
             record.ints(key.column).extend(number.as_i64());
         }
-        (JsonKind::Real, Value::Number(number)) => record.reals(key.column).extend(number.as_f64().map(|it| it as f32)),
+        (JsonKind::Real, Value::Number(number)) => {
+            let value = narrowed(number.as_f64().unwrap_or(f64::NAN));
+            record
+                .reals(key.column)
+                .push(value.map_err(|value| format!("the value of {} is {value}", shown(&key.key)))?);
+        }
         _ => return Err(format!("the value of {} has another type than in the first samples", shown(&key.key))),
     }
     Ok(())

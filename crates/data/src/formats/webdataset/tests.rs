@@ -314,17 +314,24 @@ fn arrays_of_numpy_are_checked() {
     let good = array("{'descr': '<i2', 'fortran_order': False, 'shape': (2, 1), }", &[1, 0, 0xfe, 0xff]);
     let parsed = npy::Array::parse(&good).unwrap();
     let mut ints = Vec::new();
-    parsed.ints(&mut ints);
+    parsed.ints(&mut ints).unwrap();
     assert_eq!((parsed.shape, ints), (vec![2, 1], vec![1, -2]));
     let half = array("{'descr': '<f2', 'fortran_order': False, 'shape': (), }", &[0, 0x3c]);
     let mut reals = Vec::new();
-    npy::Array::parse(&half).unwrap().reals(&mut reals);
+    npy::Array::parse(&half).unwrap().reals(&mut reals).unwrap();
     assert_eq!(reals, [1.0]);
     // Whatever the reader of .npy files takes, in any order of the keys and with any quotes.
     let other = array("{\"shape\": (2L,), \"fortran_order\": True, 'descr': '=u1'}", &[3, 250]);
     let mut ints = Vec::new();
-    npy::Array::parse(&other).unwrap().ints(&mut ints);
+    npy::Array::parse(&other).unwrap().ints(&mut ints).unwrap();
     assert_eq!(ints, [3, 250]);
+    let header = |descr: &str| format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (1,)}}");
+    let wide = array(&header("<f8"), &1e300_f64.to_le_bytes());
+    let error = npy::Array::parse(&wide).unwrap().reals(&mut reals).unwrap_err();
+    assert_eq!(error, "the array has 1e300, which is too large for 32 bits");
+    let long = array(&header("<u8"), &u64::MAX.to_le_bytes());
+    let error = npy::Array::parse(&long).unwrap().ints(&mut ints).unwrap_err();
+    assert_eq!(error, "the array has 18446744073709551615, which is larger than 9223372036854775807");
     for (descr, shape, bytes) in [
         ("|O", "(1,)", 8),
         (">f4", "(1,)", 4),
