@@ -29,7 +29,7 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{OpenError, Reader};
 use crate::formats::{csv, jsonl, tfrecord, webdataset};
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use kolo_graph::settings::{SettingError, Settings};
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
@@ -109,6 +109,11 @@ pub trait StreamFormat: Send + Sync + fmt::Debug {
 
     /// The columns, after the last look.
     fn columns(&mut self) -> Result<Vec<RecordColumn>, ReadError>;
+
+    /// As [`Reader::unread`](crate::format::Reader::unread), after the columns were asked for.
+    fn unread(&self) -> Vec<UnreadColumn> {
+        Vec::new()
+    }
 
     /// Reads the columns of a record.
     fn parse(&self, raw: &RawRecord, record: &mut Record) -> Result<(), ReadError>;

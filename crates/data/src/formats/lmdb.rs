@@ -13,7 +13,7 @@ use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::formats::labels::Labels;
 use crate::formats::webdataset::columns::Part;
-use crate::record::{Record, RecordColumn, RecordName};
+use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use keys::{KeyColumns, Keys};
 use kolo_graph::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -56,6 +56,7 @@ struct LmdbReader {
     ends: Vec<usize>,
     parts: Vec<Part>,
     columns: Vec<RecordColumn>,
+    unread: Vec<UnreadColumn>,
     /// What `data.labels` says, as the last column.
     labels: Option<Labels>,
 }
@@ -72,6 +73,10 @@ impl LmdbReader {
 impl Reader for LmdbReader {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
     }
 
     fn len(&self) -> usize {
@@ -194,7 +199,8 @@ impl Environment {
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let database = settings.text("database", "")?;
-    let mut reader = LmdbReader { environments: vec![], ends: vec![], parts: vec![], columns: vec![], labels: None };
+    let mut reader =
+        LmdbReader { environments: vec![], ends: vec![], parts: vec![], columns: vec![], unread: vec![], labels: None };
     let mut first_names: Option<Vec<String>> = None;
     for file in files {
         let file = match file.is_directory {
@@ -206,7 +212,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
             None => {
                 for (column, name) in names.iter().enumerate() {
                     let first = environment.first_values(column, name)?;
-                    reader.parts.push(values::value(name, &first, &mut reader.columns));
+                    reader.parts.push(values::value(name, &first, &mut reader.columns, &mut reader.unread));
                 }
                 first_names = Some(names);
             }

@@ -7,7 +7,7 @@ use super::{
 use crate::error::ReadError;
 use crate::files::{self, DataFile};
 use crate::format::{self, OpenError, Reader};
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::shards;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
@@ -30,6 +30,7 @@ pub(crate) struct StreamFiles {
     pub files: Vec<DataFile>,
     pub format: Box<dyn StreamFormat>,
     pub columns: Vec<RecordColumn>,
+    unread: Vec<UnreadColumn>,
     /// Records of an epoch.
     pub len: usize,
     /// Of a pipe: what is left of it, until a walk takes it.
@@ -63,6 +64,7 @@ impl StreamFiles {
             files,
             format: opened,
             columns: vec![],
+            unread: vec![],
             len: 0,
             pipe: None,
             head: vec![],
@@ -101,6 +103,7 @@ impl StreamFiles {
             files: vec![file],
             format,
             columns: vec![],
+            unread: vec![],
             len,
             pipe: None,
             head: vec![],
@@ -124,6 +127,7 @@ impl StreamFiles {
         }
         self.record_bytes = bytes / count.max(1);
         self.columns = self.format.columns()?;
+        self.unread = self.format.unread();
         Ok(())
     }
 
@@ -226,6 +230,10 @@ impl StreamReader {
 impl Reader for StreamReader {
     fn columns(&self) -> &[RecordColumn] {
         &self.stream.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.stream.unread
     }
 
     fn len(&self) -> usize {

@@ -3,7 +3,7 @@
 
 use super::keys::PLAIN;
 use crate::formats::webdataset::columns::{Part, part};
-use crate::record::RecordColumn;
+use crate::record::{RecordColumn, UnreadColumn};
 
 /// Names of columns whose texts are whole numbers, if the first ones are.
 const LABELS: [&str; 7] = ["cls", "label", "labels", "class", "target", "index", "y"];
@@ -45,13 +45,22 @@ pub(super) fn first_pickle(name: &str, first: &[Vec<u8>]) -> Option<usize> {
     }
 }
 
-/// What the column `name` is, by its first values; its record columns are appended. Keys of JSON objects are columns.
-pub(super) fn value(name: &str, first: &[Vec<u8>], columns: &mut Vec<RecordColumn>) -> Part {
-    let before = columns.len();
-    let part = part(ending(name, first), name, first, columns);
+/// What the column `name` is, by its first values; its record columns are appended. Keys of JSON objects are columns, or are not
+/// read.
+pub(super) fn value(
+    name: &str,
+    first: &[Vec<u8>],
+    columns: &mut Vec<RecordColumn>,
+    unread: &mut Vec<UnreadColumn>,
+) -> Part {
+    let before = (columns.len(), unread.len());
+    let part = part(ending(name, first), name, first, (columns, unread));
     if let (PLAIN, Part::Json(_)) = (name, &part) {
-        for column in &mut columns[before..] {
-            column.name = column.name.trim_start_matches(PLAIN).trim_start_matches('.').into();
+        let columns = columns[before.0..].iter_mut().map(|column| &mut column.name);
+        for name in columns.chain(unread[before.1..].iter_mut().map(|column| &mut column.name)) {
+            if let Some(key) = name.strip_prefix(PLAIN).and_then(|key| key.strip_prefix('.')) {
+                *name = key.into();
+            }
         }
     }
     part
@@ -83,6 +92,10 @@ mod tests {
             assert_eq!(ending(name, &values(good, bad, places)), expected, "{good:?} {bad:?}");
         }
         assert_eq!(ending("value", &[]), "bin");
+        let (mut columns, mut unread) = (Vec::new(), Vec::new());
+        value(PLAIN, &[b"{\"a\": 1, \"value\": 2, \"b\": [1]}".to_vec()], &mut columns, &mut unread);
+        assert_eq!(columns.iter().map(|column| &column.name[..]).collect::<Vec<_>>(), ["a", "value"]);
+        assert_eq!(unread, [UnreadColumn { name: "b".into(), kind: "list".into() }]);
         let pickle = b"\x80\x04N.";
         assert_eq!(first_pickle("value", &values(b"\xff", pickle, &[3, 4])), Some(3));
         assert_eq!(first_pickle("value", &values(png, pickle, &[3])), None);

@@ -81,6 +81,8 @@ fn records_of_python_are_read_however_they_are_packed() {
 fn check(reader: &dyn Reader) {
     let columns: Vec<_> = reader.columns().iter().map(|column| (column.name.as_str(), column.kind.clone())).collect();
     // `boxes` has another length in every record, so it is no column.
+    let unread = UnreadColumn { name: "boxes".into(), kind: "lists of different lengths".into() };
+    assert_eq!(reader.unread(), [unread]);
     assert_eq!(
         columns,
         [
@@ -293,6 +295,39 @@ fn bad_records_at_the_start_are_errors_of_their_own() {
     for reader in opened_both_ways(&path) {
         let Err(OpenError::Read(error)) = reader else { panic!("{reader:?}") };
         assert!(error.message.contains("the checksum of a record") && error.offset == Some(12), "{error}");
+    }
+}
+
+#[test]
+fn features_that_are_no_columns_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let named = |name: &str, feature: Vec<u8>| {
+        let name = wrap(0x0a, name.as_bytes().to_vec());
+        wrap(0x0a, wrap(0x0a, [name, wrap(0x12, feature)].concat()))
+    };
+    let ints = |values: &[u8]| wrap(0x1a, wrap(0x0a, values.to_vec()));
+    let texts = |texts: &[&str]| wrap(0x0a, texts.iter().flat_map(|text| wrap(0x0a, text.as_bytes().into())).collect());
+    // A message again and again is the two merged.
+    let record = |lists: [Vec<u8>; 3]| {
+        let [a, b, c] = lists;
+        [named("good", ints(&[1])), named("a", a), named("b", b), named("c", c)].concat()
+    };
+    let records =
+        [record([ints(&[1, 2]), texts(&["u", "v"]), ints(&[1])]), record([ints(&[1]), texts(&["u"]), texts(&["w"])])];
+    fs::write(&path, framed(&records)).unwrap();
+    for reader in opened_both_ways(&path) {
+        let reader = reader.unwrap();
+        assert_eq!((reader.columns().len(), reader.columns()[0].name.as_str()), (1, "good"));
+        let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+        let expected =
+            [("a", "lists of different lengths"), ("b", "lists of texts or bytes"), ("c", "values of several types")];
+        assert_eq!(unread, expected);
+    }
+    fs::write(&path, framed(&[named("b", texts(&["u", "v"]))])).unwrap();
+    for reader in opened_both_ways(&path) {
+        let error = read_error(reader);
+        assert_eq!(error.message, "none of its features is read: \"b\" has lists of texts or bytes");
     }
 }
 

@@ -224,6 +224,25 @@ fn members_that_do_not_parse_do_not_say_what_the_columns_are() {
 }
 
 #[test]
+fn keys_that_are_no_columns_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tar");
+    let members: &[(&str, &[u8])] = &[
+        ("a.json", b"{\"n\": 1, \"box\": [1], \"meta\": {}, \"odd\": 1, \"real\": 1, \"flag\": true}"),
+        ("b.json", b"{\"n\": null, \"box\": [1, 2], \"meta\": {}, \"odd\": \"s\", \"real\": 1.5, \"flag\": 2}"),
+    ];
+    fs::write(&path, archive(members)).unwrap();
+    let random = open(&[DataFile::at(&path).unwrap()], &settings()).unwrap();
+    for reader in [random, crate::formats::testing::open_stream(&path, &[]).unwrap()] {
+        let names: Vec<_> = reader.columns().iter().map(|column| &column.name[..]).collect();
+        assert_eq!(names, ["json.flag", "json.n", "json.real"]);
+        let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+        let expected = [("json.box", "list"), ("json.meta", "object"), ("json.odd", "values of several types")];
+        assert_eq!(unread, expected);
+    }
+}
+
+#[test]
 fn an_archive_cut_anywhere_is_an_error_with_its_offset() {
     let directory = tempfile::tempdir().unwrap();
     let bytes = fs::read(written().join("pax.tar")).unwrap();
