@@ -74,7 +74,7 @@ fn content(kind: &Datatype, shape: &[usize]) -> Option<Content> {
 }
 
 /// A type in a few words.
-pub(super) fn short(kind: &Datatype) -> &'static str {
+fn short(kind: &Datatype) -> &'static str {
     match kind {
         Datatype::FixedPoint { .. } => "whole numbers of an unusual size",
         Datatype::FloatingPoint { .. } => "real numbers of an unusual size",
@@ -89,14 +89,66 @@ pub(super) fn short(kind: &Datatype) -> &'static str {
     }
 }
 
+/// Whether the library says that it does not know how to read something, and not that it makes no sense.
+pub(super) fn is_unsupported(error: &str) -> bool {
+    error.contains("unsupported ") || error.contains(EXTERNAL)
+}
+
+const EXTERNAL: &str = "external raw data file";
+/// Filters of HDF5 by the numbers that are registered for them.
+const FILTERS: [(&str, &str); 8] = [
+    ("307", "bzip2"),
+    ("32000", "LZF"),
+    ("32001", "Blosc"),
+    ("32004", "LZ4"),
+    ("32008", "Bitshuffle"),
+    ("32013", "ZFP"),
+    ("32015", "Zstandard"),
+    ("32026", "Blosc2"),
+];
+
+/// What the library says, with the name of what it calls by a number.
+pub(super) fn with_names(error: &str) -> String {
+    if error.ends_with("unsupported layout class 3") {
+        return format!("{error} (a virtual dataset)");
+    }
+    let named = FILTERS.iter().find(|(id, _)| error.ends_with(&format!("filter id {id}")));
+    named.map_or(error.into(), |(_, name)| format!("{error} ({name})"))
+}
+
+/// The same in a few words.
+fn what_is_unsupported(error: &str) -> String {
+    let error = with_names(error);
+    match error.find("unsupported ") {
+        _ if error.contains(EXTERNAL) => "stored in another file".into(),
+        Some(at) => error[at..].into(),
+        None => error,
+    }
+}
+
 impl DatasetColumn {
-    /// `None` if values of this type cannot be read.
-    pub fn new(name: String, dataset: Dataset, layout: &str) -> Option<Self> {
+    /// If it cannot be read, what it is.
+    pub fn new(name: String, dataset: Dataset, layout: &str) -> std::result::Result<Self, String> {
+        let kind = short(dataset.dtype());
+        let Some(sizes) = dataset.shape().get(1..) else { return Err("one value without dims".into()) };
         let shape =
-            dataset.shape().get(1..)?.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<Vec<_>>>()?;
-        let content = pixels(&name, dataset.dtype(), &shape, layout).or_else(|| content(dataset.dtype(), &shape))?;
-        let is_known = dataset.raw_element_size().ok()? == dtype_element_size(dataset.dtype()).ok()?;
-        is_known.then_some(Self { name, dataset, content, shape })
+            sizes.iter().map(|size| usize::try_from(*size).map_err(|_| kind)).collect::<std::result::Result<_, _>>();
+        let shape: Vec<usize> = shape?;
+        let content = pixels(&name, dataset.dtype(), &shape, layout).or_else(|| content(dataset.dtype(), &shape));
+        let size = |size: Result<usize>| size.map_err(|_| kind);
+        let is_known = size(dataset.raw_element_size())? == size(dtype_element_size(dataset.dtype()))?;
+        let content = content.filter(|_| is_known).ok_or(kind)?;
+        let column = Self { name, dataset, content, shape };
+        // Only what is read tells how it is packed.
+        match column.read(0, column.rows().min(1)) {
+            Err(error) if is_unsupported(&error.to_string()) => Err(what_is_unsupported(&error.to_string())),
+            _ => Ok(column),
+        }
+    }
+
+    /// The number of records.
+    pub fn rows(&self) -> u64 {
+        self.dataset.shape().first().copied().unwrap_or(0)
     }
 
     pub fn kind(&self) -> RecordKind {
