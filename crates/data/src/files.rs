@@ -223,6 +223,11 @@ impl Contents {
         }
     }
 
+    /// What stands at `offset` is whole, as far as that can be told, but of a kind that kolo does not read.
+    pub fn unsupported(&self, offset: u64, message: impl Into<String>, hint: impl Into<String>) -> ReadError {
+        ReadError::new(message, hint).in_file(&self.path).at(offset)
+    }
+
     /// What stands at `offset` makes no sense.
     pub fn damaged(&self, offset: u64, message: impl Into<String>) -> ReadError {
         damaged(&self.path, offset, message)

@@ -18,6 +18,7 @@ use crate::format::{Format, OpenedFiles, Reader};
 use crate::guard::guarded;
 use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
+use ::parquet::basic::Compression;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use ::parquet::file::reader::{ChunkReader, Length};
@@ -137,6 +138,9 @@ impl Footer {
             contents.bytes().checked_sub(8).ok_or_else(|| contents.damaged(0, "a Parquet file is expected here"))?;
         contents.read_at(at, &mut end)?;
         let [a, b, c, d, magic @ ..] = end;
+        if &magic == b"PARE" {
+            return Err(contents.unsupported(at + 4, "its footer is encrypted", "write it again without encryption"));
+        }
         if &magic != b"PAR1" {
             return Err(contents.damaged(at + 4, "a Parquet file ends with `PAR1`"));
         }
@@ -188,6 +192,27 @@ impl ParquetFile {
             })
         });
         rows.collect()
+    }
+
+    /// Refuses columns that are compressed in a way that is not read: their metadata say so before anything is decoded.
+    fn check_codecs(&self, columns: &TableColumns) -> Result<(), ReadError> {
+        for group in self.metadata.row_groups() {
+            for (column, record) in columns.columns.iter().zip(&columns.records) {
+                let path = self.paths.get(column.index).and_then(Option::as_ref);
+                let Some(path) = path.filter(|path| path.leaf < group.num_columns()) else { continue };
+                let codec = match group.column(path.leaf).compression() {
+                    Compression::BROTLI(_) => "brotli",
+                    Compression::LZO => "lzo",
+                    _ => continue,
+                };
+                let message =
+                    format!("its column \"{}\" is compressed with {codec}, which kolo does not read", record.name);
+                let hint =
+                    "write it again with `compression=\"zstd\"`; snappy, gzip, lz4 and no compression are read, too";
+                return Err(self.chunks.0.unsupported(self.footer, message, hint));
+            }
+        }
+        Ok(())
     }
 
     /// Readers of the columns, and how many rows they should read at once.
@@ -376,6 +401,7 @@ fn open<F: TableFile>(files: &[DataFile], settings: &Settings) -> OpenedFiles {
 fn reader(files: Vec<ParquetFile>, mut columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
     let (mut units, mut rows) = (Vec::new(), Vec::new());
     for (number, file) in files.iter().enumerate() {
+        file.check_codecs(&columns)?;
         let groups = file.rows()?;
         units.extend((0..groups.len()).map(|group| (number, group)));
         rows.extend(groups);

@@ -16,7 +16,7 @@ use crate::guard::guarded;
 use crate::units::{Decode, Rows, Units};
 use batch::{BatchReader, Dictionaries};
 use bytes::Bytes;
-use message::{Block, CONTINUATION, Header, MAGIC, Messages, body, message, read_block, rows};
+use message::{Block, CONTINUATION, FEATHER_1, Header, MAGIC, Messages, body, message, read_block, rows};
 use schema::{Form, Layout};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,9 @@ pub(super) const FORMAT: Format = Format {
 const DICTIONARIES_BYTES_FREE: u64 = 1 << 30;
 
 fn sniff(_: &Path, head: &[u8]) -> bool {
-    head.starts_with(MAGIC) || (head.starts_with(&CONTINUATION) && head.len() >= 16 && head[7] == 0)
+    head.starts_with(MAGIC)
+        || head.starts_with(FEATHER_1)
+        || (head.starts_with(&CONTINUATION) && head.len() >= 16 && head[7] == 0)
 }
 
 /// One open file.

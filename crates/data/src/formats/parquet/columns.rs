@@ -247,5 +247,13 @@ fn class_names(metadata: &HashMap<String, String>) -> HashMap<String, Arc<[Strin
 /// An error of a decoder in the words of this crate.
 pub(super) fn decode_error(path: &std::path::Path, what: &str, error: impl std::fmt::Display) -> ReadError {
     let message = format!("{what}: {error}");
-    ReadError::new(message, "the file is damaged or cut short; copy or make it again").in_file(path)
+    let lower = message.to_lowercase();
+    let hint = match UNSUPPORTED.iter().any(|word| lower.contains(word)) {
+        true => "kolo does not read this: write the table again as pyarrow does by default",
+        false => "the file is damaged or cut short; copy or make it again",
+    };
+    ReadError::new(message, hint).in_file(path)
 }
+
+/// Words in which decoders say that they do not know how to read something, and not that it makes no sense.
+const UNSUPPORTED: [&str; 4] = ["unsupported", "not supported", "nyi: ", "disabled feature"];

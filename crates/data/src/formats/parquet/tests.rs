@@ -198,6 +198,59 @@ fn bytes_are_images_if_most_of_the_first_are() {
     }
 }
 
+/// What is intact but not read is not called damaged.
+#[test]
+fn what_is_not_supported_is_told_from_what_is_damaged() {
+    for (format, name, message, hint) in [
+        ("parquet", "brotli.parquet", "its column \"id\" is compressed with brotli", "`compression=\"zstd\"`"),
+        ("arrow", "first.feather", "this is version 1 of the Feather format", "`pyarrow.feather.write_feather"),
+        ("arrow", "legacy.arrows", "a version before 0.15", "`pyarrow.ipc.new_stream`"),
+    ] {
+        let error = open_as(format, &[name], &settings()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}, byte ")) && error.contains(message), "{error}");
+        assert!(error.contains(hint) && !error.contains("damaged"), "{error}");
+    }
+    assert_eq!(choose(&[DataFile::at(&path("first.feather")).unwrap()], &settings()).unwrap().name, "arrow");
+    let mut bytes = std::fs::read(path("raw.parquet")).unwrap();
+    let end = bytes.len() - 1;
+    bytes[end] = b'E';
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.parquet"), bytes).unwrap();
+    let error = open_file("parquet", &dir.path().join("a.parquet"), &settings()).unwrap_err().to_string();
+    assert!(error.contains("its footer is encrypted") && !error.contains("damaged"), "{error}");
+}
+
+/// Numbers of a dictionary are read from Parquet files, whose schema says nothing of it, but not from Arrow files.
+#[test]
+fn numbers_of_a_dictionary_are_named() {
+    let reader = open_as("arrow", &["codes.arrow"], &settings()).unwrap();
+    assert_eq!((reader.columns().len(), reader.unread().len(), &reader.unread()[0].name[..]), (0, 1, "code"));
+}
+
+/// Every bit of a page counts if it has a checksum.
+#[test]
+fn checksums_of_pages_are_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["checksums_1.parquet", "checksums_2.parquet"] {
+        let bytes = std::fs::read(path(name)).unwrap();
+        let file = ParquetFile::open(DataFile::at(&path(name)).unwrap().contents(&settings()).unwrap()).unwrap();
+        for chunk in file.metadata.row_group(0).columns() {
+            // The last page ends where its column does.
+            let (start, len) = chunk.byte_range();
+            let end = (start + len) as usize;
+            for at in end - 40..end {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 0x10;
+                let place = dir.path().join(name);
+                std::fs::write(&place, damaged).unwrap();
+                let reader = open_file("parquet", &place, &settings()).unwrap();
+                let error = reader.read(0, &mut Record::new()).unwrap_err().to_string();
+                assert!(error.contains("CRC") && error.contains(&format!("{name}, byte ")), "{error}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_empty_table_has_columns_and_no_rows() {
     let reader = open_as("parquet", &["empty.parquet"], &settings()).unwrap();
