@@ -20,6 +20,7 @@ mod tests;
 mod walk;
 
 pub use bytes::ByteStream;
+pub(crate) use bytes::read_head;
 pub(crate) use files::{StreamFiles, StreamReader};
 pub use order::BufferedOrder;
 pub(crate) use source::StreamSource;
@@ -130,12 +131,14 @@ pub struct StreamHead<'h> {
     pub path: &'h Path,
     /// In lower case, without that of a packing.
     pub extension: &'h str,
-    /// Unpacked, at most [`HEAD_BYTES`].
+    /// Unpacked: [`HEAD_BYTES`], or two lines if they are longer, but at most [`HEAD_BYTES_MAX`].
     pub bytes: &'h [u8],
 }
 
-/// As much of a stream as a format may look at to find out how to read it.
+/// As much of a stream as a format may look at to find out how to read it, unless two lines are longer.
 pub const HEAD_BYTES: usize = 64 << 10;
+/// And at most: as much as two lines may have.
+pub const HEAD_BYTES_MAX: usize = 32 << 20;
 /// Records that the columns are told from.
 pub const LOOKED_AT: usize = 1000;
 /// What `data.shuffle_buffer` is by default.

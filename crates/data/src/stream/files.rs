@@ -1,8 +1,8 @@
 //! The files or the pipe of a stream: their records in order, and by number where that must be.
 
 use super::{
-    ByteStream, HEAD_BYTES, LOOKED_AT, RawRecord, RawRecords, STREAMS, StreamFormat, StreamHead, StreamKind,
-    StreamSettings, pipe_file,
+    ByteStream, LOOKED_AT, RawRecord, RawRecords, STREAMS, StreamFormat, StreamHead, StreamKind, StreamSettings,
+    pipe_file,
 };
 use crate::error::ReadError;
 use crate::files::{self, DataFile};
@@ -54,7 +54,7 @@ impl StreamFiles {
         let listed = files::list(name, settings, key)?;
         let kind = stream_kind(format::choose(&listed, settings)?.name, settings)?;
         let files = shards::expand(&listed, kind.is_shard, settings)?;
-        let (head, _) = ByteStream::of_file(&files[0])?.with_head(HEAD_BYTES)?;
+        let (head, _) = ByteStream::of_file(&files[0])?.with_head()?;
         let opened = (kind.open)(
             &StreamHead { path: &files[0].path, extension: &files[0].extension(), bytes: &head },
             settings,
@@ -90,7 +90,7 @@ impl StreamFiles {
                 .into());
         };
         let file = pipe_file(name);
-        let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head(HEAD_BYTES)?;
+        let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head()?;
         let chosen =
             format::choose_by(&file.path, &file.extension(), &head[..head.len().min(format::SNIFFED_BYTES)], settings)?;
         let kind = stream_kind(chosen.name, settings)?;
