@@ -37,6 +37,21 @@ fn records_of_the_library_are_read_packed_or_not() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_a_line() {
+    // Of two files that were joined, too.
+    let bytes = b"\xef\xbb\xbf{\"x\": 1}\n\xef\xbb\xbf\n\xef\xbb\xbf{\"x\": 2}\n\xef\xbb\xbf{\"x\": }\n";
+    let (dir, random) = open_bytes(&FORMAT, bytes, &[]);
+    for reader in [random, crate::formats::testing::open_stream(&dir.path().join("file.jsonl"), &[])] {
+        let reader = reader.unwrap();
+        assert_eq!(reader.len(), 3);
+        assert_eq!(read(&*reader, 0).value(0), &RecordValue::Ints(vec![1]));
+        assert_eq!(read(&*reader, 1).value(0), &RecordValue::Ints(vec![2]));
+        assert_eq!(reader.read(2, &mut Record::new()).unwrap_err().offset, Some(bytes.len() as u64 - 2));
+    }
+    assert!(sniff(Path::new("a"), bytes));
+}
+
+#[test]
 fn bad_lines_are_errors_of_their_own() {
     let bytes = b"{\"x\": [1, 2]}\n\n{\"x\": [1}\n[1]\n{\"x\": [1]}\n{\"x\": [1, -2]}";
     let (_dir, reader) = open_bytes(&FORMAT, bytes, &[]);
