@@ -50,6 +50,9 @@ fn by_key(path: &Path) -> Result<HashMap<Vec<u8>, String>, ReadError> {
         let (Some(key), Some(label)) = (line.get(0), line.get(1)) else {
             return Err(wrong("a line has fewer than two columns".into()));
         };
+        if label.trim().is_empty() {
+            return Err(wrong(format!("the label of {} is empty", shown(key))));
+        }
         if known.insert(key.trim().as_bytes().to_vec(), label.trim().to_string()).is_some() {
             return Err(wrong(format!("{} has a second label", shown(key))));
         }
