@@ -227,13 +227,33 @@ fn what_is_no_example_is_an_error_and_never_a_panic() {
 #[test]
 fn packed_and_single_values_are_the_same() {
     let (mut ints, mut reals) = (Vec::new(), Vec::new());
-    example::ints_of(b"\x0a\x03\x01\xac\x02\x08\x07", &mut ints).unwrap();
-    example::ints_of(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", &mut ints).unwrap();
+    let list = |tag: u8, values: &[u8]| wrap(tag, values.to_vec());
+    example::ints_of(&list(0x1a, b"\x0a\x03\x01\xac\x02\x08\x07"), &mut ints).unwrap();
+    example::ints_of(&list(0x1a, b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), &mut ints).unwrap();
     assert_eq!(ints, [1, 300, 7, -1]);
-    example::floats_of(b"\x0a\x08\0\0\x80\x3f\0\0\0\x40\x0d\0\0\x40\x40", &mut reals).unwrap();
+    example::floats_of(&list(0x12, b"\x0a\x08\0\0\x80\x3f\0\0\0\x40\x0d\0\0\x40\x40"), &mut reals).unwrap();
     assert_eq!(reals, [1.0, 2.0, 3.0]);
-    assert!(example::floats_of(b"\x0a\x07\0\0\x80\x3f\0\0\0", &mut reals).is_err());
-    assert!(example::ints_of(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", &mut ints).is_err());
+    assert!(example::floats_of(&list(0x12, b"\x0a\x07\0\0\x80\x3f\0\0\0"), &mut reals).is_err());
+    assert!(example::ints_of(&list(0x1a, b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), &mut ints).is_err());
+}
+
+/// Lists of one type in a feature are one list, and of two types the last one counts, as libraries of protocol buffers read them.
+#[test]
+fn lists_of_a_feature_are_merged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let ints = |value: u8| wrap(0x1a, vec![0x0a, 1, value]);
+    let text = |text: &str| wrap(0x0a, wrap(0x0a, text.into()));
+    for (feature, expected) in [
+        ([ints(1), ints(2)].concat(), RecordValue::Ints(vec![1, 2])),
+        ([ints(1), text("a"), ints(2)].concat(), RecordValue::Ints(vec![2])),
+        ([ints(1), text("a")].concat(), RecordValue::Text("a".into())),
+    ] {
+        fs::write(&path, framed(&[example_of(feature)])).unwrap();
+        let (reader, mut record) = (open_path(&path).unwrap(), Record::new());
+        reader.read(0, &mut record).unwrap();
+        assert_eq!(record.value(0), &expected);
+    }
 }
 
 /// A message in a field.
