@@ -152,33 +152,27 @@ impl OpenFile {
         let mut unread = Vec::new();
         let (mut columns, mut first) = (Vec::new(), None);
         for (name, dataset) in found {
-            match DatasetColumn::new(name.clone(), dataset, layout) {
-                Ok(column) => columns.push(column),
-                Err(kind) => {
-                    let message = format!("its dataset \"{name}\" cannot be read ({kind})");
-                    let hint = match columns::is_unsupported(&kind) {
-                        true => UNSUPPORTED_HINT,
-                        false => "name the datasets to read, such as `inputs = [\"x\"]` and `target = \"y\"`",
-                    };
-                    first.get_or_insert(ReadError::new(message, hint).in_file(&path));
-                    unread.push(UnreadColumn { name, kind });
+            let kind = match DatasetColumn::new(name.clone(), dataset, layout) {
+                Ok(column) => {
+                    check_claim(&column, file_bytes, &path)?;
+                    match column.unsupported() {
+                        None => {
+                            columns.push(column);
+                            continue;
+                        }
+                        Some(kind) => kind,
+                    }
                 }
-            }
+                Err(kind) => kind,
+            };
+            let message = format!("its dataset \"{name}\" cannot be read ({kind})");
+            first.get_or_insert(ReadError::new(message, UNSUPPORTED_HINT).in_file(&path));
+            unread.push(UnreadColumn { name, kind });
         }
         if let Some(error) = first.filter(|_| columns.is_empty() || !named.is_empty()) {
             return Err(error);
         }
         let rows = same_rows(&columns, &path)?;
-        for column in &columns {
-            let claimed = column.row_bytes().saturating_mul(rows);
-            if claimed > file_bytes.saturating_mul(PACKING_MAX) || column.row_bytes() > READ_BYTES_MAX as u64 {
-                let name = &column.name;
-                let message = format!("its dataset \"{name}\" claims {claimed} bytes, but the file has {file_bytes}");
-                let hint =
-                    "the file is damaged or cut short, or most of the dataset was never written: write all of it";
-                return Err(ReadError::new(message, hint).in_file(&path));
-            }
-        }
         Ok(Self { path, columns, unread, rows })
     }
 
@@ -214,6 +208,18 @@ impl OpenFile {
             Ok(())
         })
     }
+}
+
+/// A dataset that claims more than its file can hold is damaged, or was hardly written.
+fn check_claim(column: &DatasetColumn, file_bytes: u64, path: &Path) -> Result<(), ReadError> {
+    let claimed = column.row_bytes().saturating_mul(column.rows());
+    if claimed <= file_bytes.saturating_mul(PACKING_MAX) && column.row_bytes() <= READ_BYTES_MAX as u64 {
+        return Ok(());
+    }
+    let message = format!("its dataset \"{}\" claims {claimed} bytes, but the file has {file_bytes}", column.name);
+    let hint = "the file is damaged or cut short, or most of the dataset was never written: write all of it, or name other datasets \
+                with `inputs` and `target`";
+    Err(ReadError::new(message, hint).in_file(path))
 }
 
 /// The datasets that the job names, under the names that it uses.

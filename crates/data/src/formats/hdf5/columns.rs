@@ -112,17 +112,25 @@ pub(super) fn with_names(error: &str) -> String {
     if error.ends_with("unsupported layout class 3") {
         return format!("{error} (a virtual dataset)");
     }
-    let named = FILTERS.iter().find(|(id, _)| error.ends_with(&format!("filter id {id}")));
-    named.map_or(error.into(), |(_, name)| format!("{error} ({name})"))
+    match filter(error) {
+        Some(name) => format!("{error} ({name})"),
+        None => error.into(),
+    }
+}
+
+/// The filter that an error is about, if its name is known.
+fn filter(error: &str) -> Option<&'static str> {
+    let (_, id) = error.rsplit_once("filter id ")?;
+    FILTERS.iter().find(|(known, _)| *known == id).map(|(_, name)| *name)
 }
 
 /// The same in a few words.
 fn what_is_unsupported(error: &str) -> String {
-    let error = with_names(error);
-    match error.find("unsupported ") {
+    match (filter(error), error.find("unsupported ")) {
         _ if error.contains(EXTERNAL) => "stored in another file".into(),
-        Some(at) => error[at..].into(),
-        None => error,
+        (Some(name), _) => format!("packed with {name}"),
+        (None, Some(at)) => error[at..].into(),
+        (None, None) => error.into(),
     }
 }
 
@@ -138,12 +146,14 @@ impl DatasetColumn {
         let size = |size: Result<usize>| size.map_err(|_| kind);
         let is_known = size(dataset.raw_element_size())? == size(dtype_element_size(dataset.dtype()))?;
         let content = content.filter(|_| is_known).ok_or(kind)?;
-        let column = Self { name, dataset, content, shape };
-        // Only what is read tells how it is packed.
-        match column.read(0, column.rows().min(1)) {
-            Err(error) if is_unsupported(&error.to_string()) => Err(what_is_unsupported(&error.to_string())),
-            _ => Ok(column),
-        }
+        Ok(Self { name, dataset, content, shape })
+    }
+
+    /// Why not even the first record can be read, if it is packed or stored in a way that the library does not know: only
+    /// reading tells. What is damaged is an error of its records.
+    pub fn unsupported(&self) -> Option<String> {
+        let error = self.read(0, self.rows().min(1)).err()?.to_string();
+        is_unsupported(&error).then(|| what_is_unsupported(&error))
     }
 
     /// The number of records.

@@ -8,7 +8,7 @@ use crate::record::{RecordColumn, UnreadColumn};
 /// Names of columns whose texts are whole numbers, if the first ones are.
 const LABELS: [&str; 7] = ["cls", "label", "labels", "class", "target", "index", "y"];
 
-/// Of so many values that are text, one may be something else.
+/// Of so many values, one may be something else than the others.
 const BAD_TEXTS: usize = 8;
 
 /// Whether this is what Python's `pickle` writes, of its second protocol or a later one.
@@ -20,18 +20,24 @@ fn is_image(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x89PNG\r\n\x1a\n") || bytes.starts_with(&[0xFF, 0xD8, 0xFF])
 }
 
+/// Whether at most one of so many values is something else.
+fn almost_all(count: usize, all: usize) -> bool {
+    all > 0 && BAD_TEXTS * (all - count) <= all
+}
+
 /// The ending that files with these contents would have. More than half of the values must be images, arrays or objects, and
 /// almost all of them text, if the column is to be that: what does not fit is an error when it is read.
 fn ending(name: &str, first: &[Vec<u8>]) -> &'static str {
     let most = |is: fn(&[u8]) -> bool| 2 * first.iter().filter(|bytes| is(bytes)).count() > first.len();
     let texts: Vec<&str> = first.iter().filter_map(|bytes| str::from_utf8(bytes).ok()).collect();
     // Short values that are not text are often valid UTF-8 by chance.
-    let are_texts = !first.is_empty() && BAD_TEXTS * (first.len() - texts.len()) <= first.len();
+    let are_texts = almost_all(texts.len(), first.len());
+    let whole = texts.iter().filter(|text| text.trim().parse::<i64>().is_ok()).count();
     match () {
         () if most(is_image) => "png",
         () if most(|bytes| bytes.starts_with(b"\x93NUMPY")) => "npy",
         () if !are_texts => "bin",
-        () if LABELS.contains(&name) && texts.iter().all(|text| text.trim().parse::<i64>().is_ok()) => "cls",
+        () if LABELS.contains(&name) && almost_all(whole, first.len()) => "cls",
         () if most(|bytes| bytes.trim_ascii_start().starts_with(b"{")) => "json",
         () => "txt",
     }
@@ -86,7 +92,8 @@ mod tests {
             ("value", b"word", b"\xff", &[0, 7], "txt"),
             ("value", b"word", b"\xff", &[0, 7, 8], "bin"),
             ("label", b" 3\n", b"\xff", &[0], "cls"),
-            ("label", b"3", b"three", &[9], "txt"),
+            ("label", b"3", b"three", &[0, 9], "cls"),
+            ("label", b"3", b"three", &[0, 8, 9], "txt"),
             ("value", b"\xff", b"word", &[1, 2, 3, 4], "bin"),
         ] {
             assert_eq!(ending(name, &values(good, bad, places)), expected, "{good:?} {bad:?}");
