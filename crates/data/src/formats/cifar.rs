@@ -77,8 +77,8 @@ impl Set {
         [Set::Cifar10, Set::Cifar100].into_iter().find(fits)
     }
 
-    /// The same of a file that is known to be of one of them: most of the first labels tell. A label that does not fit is an
-    /// error when it is read.
+    /// The same of a file that is known to be of one of them: three of four of the first labels must fit. One that does not is
+    /// an error when it is read.
     fn by_most(file: &File, bytes: u64) -> Result<Self, Option<Misfit>> {
         let mut misfit = None;
         let mut least: Option<(u64, Set)> = None;
@@ -86,7 +86,7 @@ impl Set {
             let Some((count, first)) = set.misfits(file, bytes) else { continue };
             misfit = misfit.or(first);
             let looked_at = (bytes / set.record_bytes()).min(LOOKED_AT);
-            if 2 * count < looked_at && least.is_none_or(|(fewest, _)| count < fewest) {
+            if 4 * count <= looked_at && least.is_none_or(|(fewest, _)| count < fewest) {
                 least = Some((count, set));
             }
         }

@@ -77,7 +77,8 @@ fn archive(file: &DataFile, settings: &Settings) -> Result<FileArrays, OpenError
         let Some(name) = member.name.strip_suffix(".npy") else { continue };
         if !names.insert(name.to_string()) {
             let message = format!("it has two members named \"{}\"", member.name);
-            return Err(archive.damaged(member.offset, message).into());
+            let hint = "write the archive again, with a name of its own for every array";
+            return Err(archive.unsupported(member.offset, message, hint).into());
         }
         members.push((name.into(), member));
     }

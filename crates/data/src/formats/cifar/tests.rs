@@ -79,6 +79,10 @@ fn what_is_no_whole_number_of_images_is_refused() {
         assert!(error.message.contains("has 77, but there are 10 classes"), "{error}");
         read(&*reader, 50);
     }
+    let mut few = batch[..3073].repeat(7);
+    (2..5).for_each(|at| few[3073 * at] = 77);
+    let error = read_error(open_bytes(&FORMAT, &few, &[]).1);
+    assert!(error.message.contains("image 2 has the label 77") && error.offset == Some(3073 * 2), "{error}");
     // With most of them too large it is another kind of file.
     for (record, message) in [
         (3073, "image 0 has the label 200, but CIFAR-10 has 10 classes"),

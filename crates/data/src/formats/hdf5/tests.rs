@@ -109,10 +109,7 @@ fn datasets_that_are_not_read_matter_only_where_they_are_named() {
     (0..6).for_each(|at| reader.read(at, &mut record).unwrap());
     for (name, kind) in expected {
         let error = open_names(&["unread.h5"], &[("inputs", Setting::List(vec![text(name)]))]).unwrap_err().to_string();
-        assert!(
-            error.contains(&format!("unread.h5, byte ")) && error.contains(name) && error.contains(kind),
-            "{error}"
-        );
+        assert!(error.contains("unread.h5, byte ") && error.contains(name) && error.contains(kind), "{error}");
         assert!(!error.contains("damaged"), "{error}");
     }
 }
