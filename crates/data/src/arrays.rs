@@ -12,13 +12,83 @@ use crate::error::ReadError;
 use crate::files::{self, Contents, DataFile};
 use crate::format::{OpenError, OpenedFiles, Reader};
 use crate::parts::Parts;
-use crate::record::{Record, RecordColumn, RecordKind};
-use kolo_graph::settings::{SIZE_MAX, Settings};
+use crate::record::{Record, RecordColumn, RecordKind, TOO_LARGE_HINT, UnreadColumn};
+use kolo_graph::settings::{SIZE_MAX, SettingError, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+const SHAPE_HINT: &str =
+    "the first dim counts the samples: give the array one (`array[None]`), or name others: `arrays = \"x, y\"`";
 /// Bytes that one sample of an array may have.
 const ROW_BYTES_MAX: u64 = 1 << 30;
+
+/// Why an array is no column.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    /// What it is, if it is whole, but of a kind that is not read. Nobody needs it who does not name it.
+    pub kind: Option<String>,
+    error: ReadError,
+}
+
+impl Unreadable {
+    /// An array of a kind that is not read.
+    pub fn kind(kind: impl Into<String>, error: ReadError) -> Self {
+        Self { kind: Some(kind.into()), error }
+    }
+}
+
+impl From<ReadError> for Unreadable {
+    fn from(error: ReadError) -> Self {
+        Self { kind: None, error }
+    }
+}
+
+impl From<Unreadable> for ReadError {
+    fn from(unreadable: Unreadable) -> Self {
+        unreadable.error
+    }
+}
+
+/// The arrays of one file, and those that are not read.
+#[derive(Debug, Default)]
+pub(crate) struct FileArrays {
+    pub arrays: Vec<Array>,
+    pub unread: Vec<UnreadColumn>,
+}
+
+impl FileArrays {
+    /// Opens the arrays that `data.arrays` names, in that order; of all by default those of a kind that is read. An array that
+    /// is not asked for is not looked at.
+    pub fn open<T>(
+        all: &[(String, T)],
+        settings: &Settings,
+        mut open: impl FnMut(&str, &T) -> Result<Array, Unreadable>,
+    ) -> Result<Self, OpenError> {
+        let wanted = settings.text("arrays", "")?;
+        let mut opened = Self::default();
+        if !wanted.trim().is_empty() {
+            for (name, place) in chosen(all, &wanted, settings)? {
+                opened.arrays.push(open(name, place).map_err(ReadError::from)?);
+            }
+            return Ok(opened);
+        }
+        let mut first = None;
+        for (name, place) in all {
+            match open(name, place) {
+                Ok(array) => opened.arrays.push(array),
+                Err(Unreadable { kind: Some(kind), error }) => {
+                    opened.unread.push(UnreadColumn { name: name.clone(), kind });
+                    first.get_or_insert(error);
+                }
+                Err(Unreadable { kind: None, error }) => return Err(error.into()),
+            }
+        }
+        match first {
+            Some(error) if opened.arrays.is_empty() => Err(error.into()),
+            _ => Ok(opened),
+        }
+    }
+}
 
 /// One array of a file: `shape[0]` samples of `shape[1..]` each.
 #[derive(Clone, Debug)]
@@ -48,24 +118,28 @@ impl Array {
         range: (u64, u64),
         element: Element,
         shape: Vec<usize>,
-    ) -> Result<Self, ReadError> {
+    ) -> Result<Self, Unreadable> {
         let (start, available) = range;
         let damaged = |message: String| contents.damaged(start, format!("array \"{name}\" {message}"));
+        let unread = |message: String| {
+            let error = ReadError::new(format!("array \"{name}\" {message}"), SHAPE_HINT).in_file(contents.path());
+            Unreadable::kind(format!("{element} {shape:?}"), error.at(start))
+        };
         let (Some(samples), inner) = (shape.first(), shape.iter().skip(1)) else {
-            return Err(damaged("has no dims, so it holds no samples".into()));
+            return Err(unread("has no dims, so it holds no samples".into()));
         };
         let row_bytes = inner.fold(Some(element.bytes()), |bytes, dim| bytes?.checked_mul(*dim as u64));
-        let row_bytes = row_bytes.filter(|bytes| (1..=ROW_BYTES_MAX).contains(bytes)).ok_or_else(|| {
-            damaged(format!("has the shape {shape:?}: a sample must have 1 to {ROW_BYTES_MAX} bytes"))
-        })?;
+        let row_bytes = row_bytes
+            .filter(|bytes| (1..=ROW_BYTES_MAX).contains(bytes))
+            .ok_or_else(|| unread(format!("has the shape {shape:?}: a sample must have 1 to {ROW_BYTES_MAX} bytes")))?;
         let all = row_bytes.checked_mul(*samples as u64);
         match all {
             Some(bytes) if bytes <= available => contents.check(start, bytes)?,
             _ => {
                 let needed = all.map_or("more than can be counted".into(), |bytes| bytes.to_string());
-                return Err(damaged(format!(
-                    "has the shape {shape:?}, which needs {needed} bytes, but the file has {available}"
-                )));
+                let message =
+                    format!("has the shape {shape:?}, which needs {needed} bytes, but the file has {available}");
+                return Err(damaged(message).into());
             }
         }
         let (name, file) = (name.to_string(), ReadAhead::new(contents.clone()));
@@ -119,14 +193,23 @@ impl Array {
         })
     }
 
+    /// The real numbers of one sample.
+    fn read_reals(&self, at: usize, out: &mut Vec<f32>) -> Result<(), ReadError> {
+        self.row(at, |bytes| self.element.reals(bytes, out))?.map_err(|(element, value)| {
+            let offset = self.offset_of(at) + element as u64 * self.element.bytes();
+            let message = format!("array \"{}\" has {value}", self.name);
+            ReadError::new(message, TOO_LARGE_HINT).in_file(self.path()).at(offset)
+        })
+    }
+
     /// The whole numbers of one sample, checked against the number of classes.
     fn read_ints(&self, at: usize, classes: Option<usize>, out: &mut Vec<i64>) -> Result<(), ReadError> {
-        let too_large = self.row(at, |bytes| self.element.ints(bytes, out))?;
         let offset = |element: usize| self.offset_of(at) + element as u64 * self.element.bytes();
-        if let Some(element) = too_large {
-            let message = format!("array \"{}\" has a number of more than 63 bits", self.name);
-            return Err(ReadError::new(message, "store it as int64").in_file(self.path()).at(offset(element)));
-        }
+        self.row(at, |bytes| self.element.ints(bytes, out))?.map_err(|(element, value)| {
+            let message = format!("array \"{}\" has {value}", self.name);
+            let hint = "store smaller numbers, or real ones if not every digit matters";
+            ReadError::new(message, hint).in_file(self.path()).at(offset(element))
+        })?;
         let Some(classes) = classes else { return Ok(()) };
         match out.iter().position(|value| !(0..classes as i64).contains(value)) {
             None => Ok(()),
@@ -151,11 +234,22 @@ pub(crate) struct ArrayReader {
     columns: Vec<RecordColumn>,
     orders: Vec<Option<PixelOrder>>,
     parts: Parts<Vec<Array>>,
+    unread: Vec<UnreadColumn>,
 }
 
 impl ArrayReader {
     /// The arrays of each file. All files must have the same ones.
     pub fn open(files: Vec<Vec<Array>>, settings: &Settings) -> OpenedFiles {
+        Self::open_beside(files, Vec::new(), settings)
+    }
+
+    /// The same for files with arrays that are not read.
+    pub fn open_files(files: Vec<FileArrays>, settings: &Settings) -> OpenedFiles {
+        let unread = files.first().map_or(Vec::new(), |file| file.unread.clone());
+        Self::open_beside(files.into_iter().map(|file| file.arrays).collect(), unread, settings)
+    }
+
+    fn open_beside(files: Vec<Vec<Array>>, unread: Vec<UnreadColumn>, settings: &Settings) -> OpenedFiles {
         let layout = settings.choice("layout", &["auto", "hwc", "chw"])?;
         let vocab = settings.count_in("vocab", 0, 0, SIZE_MAX)?;
         let Some(first) = files.first().filter(|arrays| !arrays.is_empty()) else {
@@ -172,13 +266,17 @@ impl ArrayReader {
             let samples = same_samples(&arrays, settings)?;
             parts.push(arrays, samples);
         }
-        Ok(Box::new(Self { columns, orders, parts }))
+        Ok(Box::new(Self { columns, orders, parts, unread }))
     }
 }
 
 impl Reader for ArrayReader {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
     }
 
     fn len(&self) -> usize {
@@ -199,10 +297,7 @@ impl Reader for ArrayReader {
                 }
                 (RecordKind::Int { classes, .. }, _) => array.read_ints(row, *classes, record.ints(number))?,
                 (RecordKind::Class { names }, _) => array.read_ints(row, Some(names.len()), record.ints(number))?,
-                _ => {
-                    let out = record.reals(number);
-                    array.row(row, |bytes| array.element.reals(bytes, out))?;
-                }
+                _ => array.read_reals(row, record.reals(number))?,
             }
         }
         Ok(())
@@ -288,20 +383,25 @@ fn same_samples(arrays: &[Array], settings: &Settings) -> Result<usize, OpenErro
     Err(settings.wrong("source", message, "name those to read, such as `arrays = \"x, y\"`").into())
 }
 
-/// The arrays that `data.arrays` names, in that order; all by default.
-pub(crate) fn chosen(arrays: Vec<Array>, settings: &Settings) -> Result<Vec<Array>, OpenError> {
-    let wanted = settings.text("arrays", "")?;
-    if wanted.trim().is_empty() {
-        return Ok(arrays);
-    }
-    let names = || arrays.iter().map(|array| array.name.clone()).collect::<Vec<_>>().join(", ");
-    let find = |name: &str| {
-        arrays.iter().find(|array| array.name == name).cloned().ok_or_else(|| {
+/// The arrays that `data.arrays` names, in that order.
+fn chosen<'a, T>(
+    all: &'a [(String, T)],
+    wanted: &str,
+    settings: &Settings,
+) -> Result<Vec<&'a (String, T)>, SettingError> {
+    let mut chosen: Vec<&(String, T)> = Vec::new();
+    for name in wanted.split(',').map(str::trim) {
+        let found = all.iter().find(|(known, _)| known == name).ok_or_else(|| {
+            let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
             let message = format!("names \"{name}\", which is not in the file");
-            settings.wrong("arrays", message, format!("the arrays there are {}", names())).into()
-        })
-    };
-    wanted.split(',').map(|name| find(name.trim())).collect()
+            settings.wrong("arrays", message, format!("the arrays there are {}", names.join(", ")))
+        })?;
+        if chosen.iter().any(|(known, _)| known == name) {
+            return Err(settings.wrong("arrays", format!("names \"{name}\" twice"), "name every array once"));
+        }
+        chosen.push(found);
+    }
+    Ok(chosen)
 }
 
 /// The file of this name beside `path`, packed or not.

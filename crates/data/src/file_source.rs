@@ -21,6 +21,7 @@ mod streamed;
 mod tests;
 
 pub(crate) use assembly::luminance;
+pub(crate) use columns::is_target_name;
 pub(crate) use open::open;
 pub use plain::open_for_field;
 pub use saved::{open_for_prediction, tokenizer_used};

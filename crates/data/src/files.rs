@@ -7,9 +7,9 @@ use crate::unpack::{MAGIC_BYTES, Unpacked};
 use kolo_base::open_files_hint;
 use kolo_graph::settings::{SettingError, Settings};
 use std::cell::Cell;
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io::{self, BufReader, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,9 +28,31 @@ pub const UNPACKED_BYTES_MAX: u64 = 64 << 30;
 /// Files that one pattern may name.
 const FILES_MAX: usize = 10_000_000;
 
+/// Opens what stands beside data under a fixed name. Opening a pipe would wait for its writer, so it is an error.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    match std::fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::other("this is not a regular file")),
+    }
+}
+
+/// Data are read at offsets, and some are read again: what comes only once, as from a pipe, cannot be.
+fn refuse_special(path: &Path, kind: FileType) -> Result<(), ReadError> {
+    let what = match kind {
+        kind if kind.is_file() || kind.is_dir() => return Ok(()),
+        kind if kind.is_fifo() => "is a pipe, which only `kolo train` can read, as `data.source`",
+        kind if kind.is_socket() => "is a socket, not a file",
+        kind if kind.is_char_device() => "is a character device, not a file",
+        _ => "is a block device, not a file",
+    };
+    Err(ReadError::new(what, "write the data to a file first, and name that").in_file(path))
+}
+
 impl DataFile {
+    /// A regular file, or a directory. Nothing of it is opened yet.
     pub fn at(path: &Path) -> Result<Self, ReadError> {
         let meta = std::fs::metadata(path).map_err(|error| not_opened(path, &error))?;
+        refuse_special(path, meta.file_type())?;
         let modified_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
         Ok(Self { path: path.into(), bytes: meta.len(), modified_ns, is_directory: meta.is_dir() })
     }
@@ -201,6 +223,11 @@ impl Contents {
         }
     }
 
+    /// What stands at `offset` is whole, as far as that can be told, but of a kind that kolo does not read.
+    pub fn unsupported(&self, offset: u64, message: impl Into<String>, hint: impl Into<String>) -> ReadError {
+        ReadError::new(message, hint).in_file(&self.path).at(offset)
+    }
+
     /// What stands at `offset` makes no sense.
     pub fn damaged(&self, offset: u64, message: impl Into<String>) -> ReadError {
         damaged(&self.path, offset, message)
@@ -284,4 +311,34 @@ fn matches(
         return Err(wrong(format!("is \"{pattern}\", {what}"), hint).into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing waits for the writer of a pipe, and nothing is opened that comes only once.
+    #[test]
+    fn only_regular_files_and_directories_are_data() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("a.csv");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("b.csv")).unwrap();
+        let settings = Settings::new("data", "job.toml:1");
+        for (path, what) in [
+            (pipe.clone(), "is a pipe, which only `kolo train` can read"),
+            (dir.path().join("b.csv"), "is a socket"),
+            ("/dev/zero".into(), "is a character device"),
+        ] {
+            let error = list(path.to_str().unwrap(), &settings, "source").unwrap_err().to_string();
+            assert!(error.contains(&format!("{}: {what}", path.display())), "{error}");
+            assert!(error.ends_with("hint: write the data to a file first, and name that"), "{error}");
+            assert!(open_regular(&path).is_err());
+        }
+        let pattern = dir.path().join("*.csv");
+        assert!(list(pattern.to_str().unwrap(), &settings, "source").is_err());
+        std::fs::write(dir.path().join("c.csv"), "a\n1\n").unwrap();
+        assert!(DataFile::at(dir.path()).unwrap().is_directory);
+        assert_eq!(DataFile::at(&dir.path().join("c.csv")).unwrap().bytes, 4);
+    }
 }

@@ -159,6 +159,12 @@ pub(crate) fn choose_by(
         _ => sniffed(&by_ending).or(Some(by_ending[0])),
     };
     found.ok_or_else(|| {
+        if path.is_dir() {
+            let message = format!("names {}, a folder in which no data are found", path.display());
+            let hint = "images in it end in .png, .jpg or .jpeg and lie in it or in a folder per class; name other data by \
+                        their files, such as `DIR/*.parquet`";
+            return settings.wrong("source", message, hint).into();
+        }
         let message = format!("names {}, whose format is not known", path.display());
         settings.wrong("source", message, format!("write `format = \"csv\"`, or another of {}", names())).into()
     })

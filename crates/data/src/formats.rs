@@ -3,6 +3,7 @@
 
 pub mod cifar;
 pub mod csv;
+mod encoding;
 #[cfg(feature = "hdf5")]
 pub mod hdf5;
 pub mod idx;

@@ -114,7 +114,11 @@ fn decode_png(bytes: &[u8], size: ImageSize, out: &mut Vec<u8>) -> Result<(), St
     let damaged = |error: png::DecodingError| format!("the PNG is damaged: {error}");
     let pixels = size.height * size.width;
     let limits = png::Limits { bytes: pixels * 8 + PNG_EXTRA_BYTES_MAX };
-    let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), limits);
+    // By default the checksum of what was packed is passed over.
+    let mut options = png::DecodeOptions::default();
+    options.set_ignore_checksums(false);
+    let mut decoder = png::Decoder::new_with_options(Cursor::new(bytes), options);
+    decoder.set_limits(limits);
     decoder.set_transformations(png::Transformations::EXPAND | png::Transformations::STRIP_16);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);

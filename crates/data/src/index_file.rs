@@ -9,7 +9,7 @@
 //! (u64), its time in ns (i128), and the payload.
 
 use crate::error::ReadError;
-use crate::files::DataFile;
+use crate::files::{DataFile, open_regular};
 use crate::format::OpenError;
 use kolo_base::ByteReader;
 use kolo_graph::settings::Settings;
@@ -79,8 +79,8 @@ impl IndexPlace {
 
     /// The payload that is kept, if it is of this file and whole.
     pub fn load(&self, file: &DataFile, kind: &str) -> Option<Vec<u8>> {
-        let opened = std::fs::File::open(self.path(&file.path)).ok()?;
-        let bytes = opened.metadata().ok().filter(|meta| meta.is_file() && meta.len() <= INDEX_BYTES_MAX)?.len();
+        let opened = open_regular(&self.path(&file.path)).ok()?;
+        let bytes = opened.metadata().ok().filter(|meta| meta.len() <= INDEX_BYTES_MAX)?.len();
         let mut contents = Vec::with_capacity(bytes as usize);
         opened.take(bytes).read_to_end(&mut contents).ok()?;
         let mut reader = ByteReader::new(&contents);

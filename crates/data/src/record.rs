@@ -3,6 +3,29 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// A number of 64 bits as samples have it. One that is finite but beyond 32 bits would become infinite without a word; what is
+/// stored as infinite stays so.
+pub(crate) fn narrowed(value: f64) -> Result<f32, TooLarge> {
+    let narrow = value as f32;
+    match narrow.is_infinite() && value.is_finite() {
+        true => Err(TooLarge(value)),
+        false => Ok(narrow),
+    }
+}
+
+/// A real number that does not fit in 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct TooLarge(f64);
+
+impl std::fmt::Display for TooLarge {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{:e}, which is too large for 32 bits", self.0)
+    }
+}
+
+/// What to do about it.
+pub(crate) const TOO_LARGE_HINT: &str = "scale the numbers, or leave the sample out with `on_error = \"skip\"`";
+
 /// One column of a file's records.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordColumn {
@@ -120,6 +143,15 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_is_finite_can_be_too_large() {
+        assert_eq!(narrowed(1e-300), Ok(0.0));
+        assert_eq!(narrowed(f64::from(f32::MAX)), Ok(f32::MAX));
+        assert_eq!(narrowed(f64::NEG_INFINITY), Ok(f32::NEG_INFINITY));
+        assert!(narrowed(f64::NAN).unwrap().is_nan());
+        assert_eq!(narrowed(-1e39).unwrap_err().to_string(), "-1e39, which is too large for 32 bits");
+    }
 
     #[test]
     fn buffers_are_used_again_and_change_their_kind() {

@@ -20,6 +20,7 @@ mod tests;
 mod walk;
 
 pub use bytes::ByteStream;
+pub(crate) use bytes::read_head;
 pub(crate) use files::{StreamFiles, StreamReader};
 pub use order::BufferedOrder;
 pub(crate) use source::StreamSource;
@@ -29,7 +30,7 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{OpenError, Reader};
 use crate::formats::{csv, jsonl, tfrecord, webdataset};
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use kolo_graph::settings::{SettingError, Settings};
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
@@ -110,6 +111,11 @@ pub trait StreamFormat: Send + Sync + fmt::Debug {
     /// The columns, after the last look.
     fn columns(&mut self) -> Result<Vec<RecordColumn>, ReadError>;
 
+    /// As [`Reader::unread`](crate::format::Reader::unread), after the columns were asked for.
+    fn unread(&self) -> Vec<UnreadColumn> {
+        Vec::new()
+    }
+
     /// Reads the columns of a record.
     fn parse(&self, raw: &RawRecord, record: &mut Record) -> Result<(), ReadError>;
 
@@ -125,12 +131,14 @@ pub struct StreamHead<'h> {
     pub path: &'h Path,
     /// In lower case, without that of a packing.
     pub extension: &'h str,
-    /// Unpacked, at most [`HEAD_BYTES`].
+    /// Unpacked: [`HEAD_BYTES`], or two lines if they are longer, but at most [`HEAD_BYTES_MAX`].
     pub bytes: &'h [u8],
 }
 
-/// As much of a stream as a format may look at to find out how to read it.
+/// As much of a stream as a format may look at to find out how to read it, unless two lines are longer.
 pub const HEAD_BYTES: usize = 64 << 10;
+/// And at most: as much as two lines may have.
+pub const HEAD_BYTES_MAX: usize = 32 << 20;
 /// Records that the columns are told from.
 pub const LOOKED_AT: usize = 1000;
 /// What `data.shuffle_buffer` is by default.

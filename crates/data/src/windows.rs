@@ -148,9 +148,9 @@ impl Reader for Windows {
             if largest(tokens.element, bytes) as usize >= self.vocab {
                 return Err(self.outside(tokens, offset, bytes));
             }
-            tokens.element.ints(&bytes[..bytes.len() - size as usize], record.ints(0));
-            tokens.element.ints(&bytes[size as usize..], record.ints(1));
-            Ok(())
+            let (inputs, targets) = (&bytes[..bytes.len() - size as usize], &bytes[size as usize..]);
+            let inputs = tokens.element.ints(inputs, record.ints(0));
+            inputs.and(tokens.element.ints(targets, record.ints(1))).map_err(|_| self.outside(tokens, offset, bytes))
         })?
     }
 

@@ -122,8 +122,13 @@ fn refuse_by_name(
     }
 }
 
+/// Whether targets are called so.
+pub(crate) fn is_target_name(name: &str) -> bool {
+    TARGET_NAMES.iter().any(|known| name.eq_ignore_ascii_case(known))
+}
+
 pub(super) fn is_target(column: &RecordColumn) -> bool {
-    !is_picture(column) && TARGET_NAMES.iter().any(|name| column.name.eq_ignore_ascii_case(name))
+    !is_picture(column) && is_target_name(&column.name)
 }
 
 pub(super) fn is_picture(column: &RecordColumn) -> bool {

@@ -3,7 +3,7 @@
 
 use crate::arrays::{Array, ArrayReader};
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
+use crate::files::{Contents, DataFile, open_regular};
 use crate::format::{Format, OpenError, OpenedFiles};
 use kolo_graph::settings::Settings;
 use std::fs::File;
@@ -54,17 +54,52 @@ impl Set {
         }
     }
 
-    /// The set whose records these would be, by the size and the first labels.
-    fn of(file: &File, bytes: u64) -> Option<Self> {
-        [Set::Cifar10, Set::Cifar100].into_iter().find(|set| {
-            let record = set.record_bytes();
-            let fits = |at: u64| {
-                let mut labels = [u8::MAX; 2];
-                file.read_exact_at(&mut labels, at * record).is_ok() && set.labels_fit(&labels)
-            };
-            bytes > 0 && bytes.is_multiple_of(record) && (0..(bytes / record).min(LOOKED_AT)).all(fits)
-        })
+    /// The first records whose labels are none of this set, if the size is one of it: how many, and the first of them.
+    fn misfits(self, file: &File, bytes: u64) -> Option<(u64, Option<Misfit>)> {
+        let record = self.record_bytes();
+        if bytes == 0 || !bytes.is_multiple_of(record) {
+            return None;
+        }
+        let (mut count, mut first) = (0, None);
+        for at in 0..(bytes / record).min(LOOKED_AT) {
+            let mut labels = [u8::MAX; 2];
+            if file.read_exact_at(&mut labels, at * record).is_err() || !self.labels_fit(&labels) {
+                count += 1;
+                first.get_or_insert(Misfit { set: self, record: at, labels });
+            }
+        }
+        Some((count, first))
     }
+
+    /// The set whose records these are, by the size and all of the first labels.
+    fn of(file: &File, bytes: u64) -> Option<Self> {
+        let fits = |set: &Set| matches!(set.misfits(file, bytes), Some((0, _)));
+        [Set::Cifar10, Set::Cifar100].into_iter().find(fits)
+    }
+
+    /// The same of a file that is known to be of one of them: three of four of the first labels must fit. One that does not is
+    /// an error when it is read.
+    fn by_most(file: &File, bytes: u64) -> Result<Self, Option<Misfit>> {
+        let mut misfit = None;
+        let mut least: Option<(u64, Set)> = None;
+        for set in [Set::Cifar10, Set::Cifar100] {
+            let Some((count, first)) = set.misfits(file, bytes) else { continue };
+            misfit = misfit.or(first);
+            let looked_at = (bytes / set.record_bytes()).min(LOOKED_AT);
+            if 4 * count <= looked_at && least.is_none_or(|(fewest, _)| count < fewest) {
+                least = Some((count, set));
+            }
+        }
+        least.map(|(_, set)| set).ok_or(misfit)
+    }
+}
+
+/// A record whose labels are none of the set that the size of the file speaks for.
+#[derive(Clone, Copy, Debug)]
+struct Misfit {
+    set: Set,
+    record: u64,
+    labels: [u8; 2],
 }
 
 fn sniff(path: &Path, head: &[u8]) -> bool {
@@ -106,7 +141,7 @@ fn batches(file: &DataFile) -> Result<Vec<DataFile>, ReadError> {
 
 fn arrays(file: &DataFile, fine: bool, settings: &Settings) -> Result<Vec<Array>, OpenError> {
     let contents = file.contents(settings)?;
-    let set = Set::of(contents.file(), contents.bytes()).ok_or_else(|| not_cifar(&contents))?;
+    let set = Set::by_most(contents.file(), contents.bytes()).map_err(|misfit| not_cifar(&contents, misfit))?;
     let record = set.record_bytes();
     let (label_at, classes) = match (set, fine) {
         (Set::Cifar10, _) => (0, 10),
@@ -120,7 +155,17 @@ fn arrays(file: &DataFile, fine: bool, settings: &Settings) -> Result<Vec<Array>
     Ok(vec![x, y])
 }
 
-fn not_cifar(contents: &Contents) -> ReadError {
+fn not_cifar(contents: &Contents, misfit: Option<Misfit>) -> ReadError {
+    if let Some(Misfit { set, record, labels: [first, second] }) = misfit {
+        let message = match set {
+            Set::Cifar10 => format!("image {record} has the label {first}, but CIFAR-10 has 10 classes"),
+            Set::Cifar100 => {
+                format!("image {record} has the labels {first} and {second}, but CIFAR-100 has 20 and 100 classes")
+            }
+        };
+        let hint = "if these are tokens and not images, write `format = \"tokens\"`; otherwise copy the file again";
+        return ReadError::new(message, hint).in_file(contents.path()).at(record * set.record_bytes());
+    }
     let (bytes, short) = (contents.bytes(), contents.bytes() % (PIXELS + 1));
     let message = format!("{bytes} bytes are not a multiple of 3073 or 3074, the bytes of an image with its labels");
     contents.damaged(bytes - short, message)
@@ -134,7 +179,7 @@ fn names(dir: &Path, set: Set, fine: bool) -> Option<Arc<[String]>> {
         (Set::Cifar100, false) => "coarse_label_names.txt",
     };
     let mut text = String::new();
-    File::open(dir.join(name)).ok()?.take(NAMES_BYTES_MAX).read_to_string(&mut text).ok()?;
+    open_regular(&dir.join(name)).ok()?.take(NAMES_BYTES_MAX).read_to_string(&mut text).ok()?;
     Some(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect())
 }
 

@@ -11,9 +11,10 @@ use crate::ahead::ReadAhead;
 use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::formats::encoding;
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn, RecordKind};
-use crate::stream::StreamKind;
+use crate::stream::{HEAD_BYTES_MAX, StreamKind, read_head};
 use csv_core::ReadRecordResult;
 use kolo_graph::settings::Settings;
 pub(in crate::formats) use scan::line_of;
@@ -35,8 +36,8 @@ pub const STREAM: StreamKind = StreamKind { format: FORMAT.name, is_shard, open:
 const DELIMITERS: [u8; 4] = [b',', b'\t', b';', b'|'];
 /// Records looked at to find the delimiter.
 const LOOKED_AT: usize = 10;
-/// Bytes looked at to find the delimiter.
-const HEAD_BYTES: usize = 64 << 10;
+/// Bytes looked at to find the delimiter and the header, unless the first lines are longer.
+const HEAD_BYTES: usize = crate::stream::HEAD_BYTES;
 
 fn is_shard(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -73,12 +74,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let Some(first) = files.first() else {
         return Err(settings.wrong("source", "names no file", "name a file").into());
     };
-    let mut head = first.head(HEAD_BYTES)?;
-    if head.len() < HEAD_BYTES {
-        // The only line may lack its line break.
-        head.push(b'\n');
-    }
-    let delimiter = delimiter(&first.extension(), &head, settings)?;
+    let delimiter = delimiter(&first.extension(), &head_of(first)?, settings)?;
     let mut header = match settings.has("header") {
         true => Some(settings.bool("header", true)?),
         false => None,
@@ -86,12 +82,20 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let (mut names, mut scans, mut parts) = (Vec::new(), Vec::new(), Parts::new());
     for file in files {
         let contents = file.contents(settings)?;
+        encoding::refuse_utf16_in(&contents)?;
         let mut cells = Cells::new(&contents, delimiter);
         let mut offsets = Vec::new();
         let mut start = cells.offset();
         if cells.advance()? {
-            let has_header = *header.get_or_insert_with(|| scan::looks_like_header(&cells));
-            let found = if has_header { scan::header_names(&cells)? } else { scan::numbered_names(cells.len()) };
+            let has_header = match header {
+                Some(has_header) => has_header,
+                None => scan::has_header(&head_of(file)?, delimiter),
+            };
+            header = Some(has_header);
+            let found = match has_header {
+                true => scan::header_names(&cells, || head_of(file).unwrap_or_default())?,
+                false => scan::numbered_names(cells.len()),
+            };
             if names.is_empty() {
                 (scans, names) = (found.iter().map(|_| ColumnScan::default()).collect(), found);
             } else if names != found {
@@ -120,6 +124,17 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let reasons = scans.iter().map(ColumnScan::reason).collect();
     let columns = names.into_iter().zip(scans).map(|(name, scan)| RecordColumn { name, kind: scan.kind() }).collect();
     Ok(Box::new(CsvReader { columns, reasons, parts, delimiter }))
+}
+
+/// The first lines of a file.
+fn head_of(file: &DataFile) -> Result<Vec<u8>, ReadError> {
+    let head = read_head(&mut file.stream()?, HEAD_BYTES, HEAD_BYTES_MAX);
+    let mut head = head.map_err(|error| ReadError::io(&file.path, &error))?;
+    if head.len() < HEAD_BYTES {
+        // The only line may lack its line break.
+        head.push(b'\n');
+    }
+    Ok(head)
 }
 
 /// What `data.delimiter` says, or what the first lines look like.

@@ -9,9 +9,9 @@ use crate::error::ReadError;
 use crate::files::{Contents, DataFile, forget_last_read, last_read};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::guard::guarded;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
-use columns::{DatasetColumn, Values, short};
+use columns::{DatasetColumn, Values};
 use hdf5_reader::storage::{Storage, StorageBuffer};
 use hdf5_reader::{Dataset, Hdf5File, OpenOptions};
 use kolo_graph::settings::{Setting, Settings};
@@ -32,6 +32,8 @@ const CHUNK_CACHE_BYTES: usize = 32 << 20;
 const READ_BYTES_MAX: usize = 512 << 20;
 /// What a run of records should take, decoded.
 const RUN_BYTES: u64 = 16 << 20;
+const UNSUPPORTED_HINT: &str = "kolo does not read this kind of dataset: write it plain or with `compression=\"gzip\"` (`h5repack -f GZIP=4 IN OUT`), \
+     or name those to read, such as `inputs = [\"x\"]` and `target = \"y\"`";
 /// Groups within groups.
 const DEPTH_MAX: usize = 16;
 const DATASETS_MAX: usize = 4096;
@@ -60,11 +62,16 @@ impl Storage for Bytes {
 struct OpenFile {
     path: PathBuf,
     columns: Vec<DatasetColumn>,
+    unread: Vec<UnreadColumn>,
     rows: u64,
 }
 
 fn failed(path: &Path, what: &str, error: impl std::fmt::Display) -> ReadError {
-    let hint = "the file is damaged or cut short; copy or make it again";
+    let error = columns::with_names(&error.to_string());
+    let hint = match columns::is_unsupported(&error) {
+        true => UNSUPPORTED_HINT,
+        false => "the file is damaged or cut short; copy or make it again",
+    };
     ReadError::new(format!("{what}: {error}"), hint).in_file(path)
 }
 
@@ -92,6 +99,17 @@ fn datasets(file: &Hdf5File, group: &str, path: &Path) -> Result<Vec<(String, Da
     }
     found.sort_by(|(one, _), (other, _)| one.cmp(other));
     Ok(found)
+}
+
+/// The datasets that the job names, of a file whose datasets cannot be listed as one of them is of a kind that the library does
+/// not know, such as a virtual one.
+fn by_path(file: &Hdf5File, group: &str, named: &[String], path: &Path) -> Result<Vec<(String, Dataset)>, ReadError> {
+    let open = |name: &String| {
+        let place = format!("{}/{}", group.trim_end_matches('/'), name.trim_start_matches('/'));
+        let dataset = file.dataset(&place).map_err(|error| failed(path, &format!("its dataset \"{name}\""), error))?;
+        Ok((name.clone(), dataset))
+    };
+    named.iter().map(open).collect()
 }
 
 /// What the job names with `inputs` and `target`.
@@ -125,28 +143,37 @@ impl OpenFile {
         // Nothing is read of a file that is too short to begin with its magic bytes.
         let begin = || last_read().unwrap_or(0);
         let file = file.map_err(|error| failed(&path, "it cannot be read", error).at(begin()))?;
-        let mut found = datasets(&file, group, &path)?;
-        if !named.is_empty() {
-            found = choose(found, named, &path)?;
-        }
-        found.retain(|(name, dataset)| dataset.ndim() > 0 || named.contains(name));
-        let rows = same_rows(&found, &path)?;
-        let mut columns = Vec::new();
+        let found = match (datasets(&file, group, &path), named.is_empty()) {
+            (Ok(found), true) => found,
+            (Ok(found), false) => choose(found, named, &path)?,
+            (Err(error), false) if error.hint == UNSUPPORTED_HINT => by_path(&file, group, named, &path)?,
+            (Err(error), _) => return Err(error),
+        };
+        let mut unread = Vec::new();
+        let (mut columns, mut first) = (Vec::new(), None);
         for (name, dataset) in found {
-            let kind = short(dataset.dtype());
-            let column = DatasetColumn::new(name.clone(), dataset, layout).ok_or_else(|| {
-                let message = format!("its dataset \"{name}\" has a type that cannot be read ({kind})");
-                let hint = "name the datasets to read, such as `inputs = [\"x\"]` and `target = \"y\"`";
-                ReadError::new(message, hint).in_file(&path)
-            })?;
-            let claimed = column.row_bytes().saturating_mul(rows);
-            if claimed > file_bytes.saturating_mul(PACKING_MAX) || column.row_bytes() > READ_BYTES_MAX as u64 {
-                let message = format!("its dataset \"{name}\" claims {claimed} bytes, but the file has {file_bytes}");
-                return Err(failed(&path, "it cannot be read", message));
-            }
-            columns.push(column);
+            let kind = match DatasetColumn::new(name.clone(), dataset, layout) {
+                Ok(column) => {
+                    check_claim(&column, file_bytes, &path)?;
+                    match column.unsupported() {
+                        None => {
+                            columns.push(column);
+                            continue;
+                        }
+                        Some(kind) => kind,
+                    }
+                }
+                Err(kind) => kind,
+            };
+            let message = format!("its dataset \"{name}\" cannot be read ({kind})");
+            first.get_or_insert(ReadError::new(message, UNSUPPORTED_HINT).in_file(&path));
+            unread.push(UnreadColumn { name, kind });
         }
-        Ok(Self { path, columns, rows })
+        if let Some(error) = first.filter(|_| columns.is_empty() || !named.is_empty()) {
+            return Err(error);
+        }
+        let rows = same_rows(&columns, &path)?;
+        Ok(Self { path, columns, unread, rows })
     }
 
     /// Reads the records from `start` to `end` and hands each to `each`.
@@ -183,6 +210,18 @@ impl OpenFile {
     }
 }
 
+/// A dataset that claims more than its file can hold is damaged, or was hardly written.
+fn check_claim(column: &DatasetColumn, file_bytes: u64, path: &Path) -> Result<(), ReadError> {
+    let claimed = column.row_bytes().saturating_mul(column.rows());
+    if claimed <= file_bytes.saturating_mul(PACKING_MAX) && column.row_bytes() <= READ_BYTES_MAX as u64 {
+        return Ok(());
+    }
+    let message = format!("its dataset \"{}\" claims {claimed} bytes, but the file has {file_bytes}", column.name);
+    let hint = "the file is damaged or cut short, or most of the dataset was never written: write all of it, or name other datasets \
+                with `inputs` and `target`";
+    Err(ReadError::new(message, hint).in_file(path))
+}
+
 /// The datasets that the job names, under the names that it uses.
 fn choose(found: Vec<(String, Dataset)>, named: &[String], path: &Path) -> Result<Vec<(String, Dataset)>, ReadError> {
     let names: Vec<String> = found.iter().map(|(name, _)| name.clone()).collect();
@@ -205,15 +244,14 @@ fn choose(found: Vec<(String, Dataset)>, named: &[String], path: &Path) -> Resul
 }
 
 /// Columns have one value for every record.
-fn same_rows(found: &[(String, Dataset)], path: &Path) -> Result<u64, ReadError> {
-    let rows = |dataset: &Dataset| dataset.shape().first().copied().unwrap_or(0);
-    let Some((name, first)) = found.first() else {
+fn same_rows(columns: &[DatasetColumn], path: &Path) -> Result<u64, ReadError> {
+    let Some(first) = columns.first() else {
         return Err(ReadError::new("it has no datasets", "list its contents with `h5dump -n`").in_file(path));
     };
-    match found.iter().find(|(_, dataset)| rows(dataset) != rows(first)) {
-        None => Ok(rows(first)),
-        Some((other, dataset)) => {
-            let (one, two) = (rows(first), rows(dataset));
+    match columns.iter().find(|column| column.rows() != first.rows()) {
+        None => Ok(first.rows()),
+        Some(other) => {
+            let (name, one, other, two) = (&first.name, first.rows(), &other.name, other.rows());
             let message = format!("its dataset \"{name}\" has {one} records, and \"{other}\" has {two}");
             let hint =
                 "choose some with `inputs = [\"train/x\"]` and `target = \"train/y\"`, or with `group = \"train\"`";
@@ -248,19 +286,26 @@ impl Decode for Runs {
 }
 
 #[derive(Debug)]
-struct RunReader(Units);
+struct RunReader {
+    units: Units,
+    unread: Vec<UnreadColumn>,
+}
 
 impl Reader for RunReader {
     fn columns(&self) -> &[RecordColumn] {
-        self.0.columns()
+        self.units.columns()
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
     }
 
     fn len(&self) -> usize {
-        self.0.len()
+        self.units.len()
     }
 
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
-        self.0.read(at, record)
+        self.units.read(at, record)
     }
 }
 
@@ -271,11 +316,16 @@ struct PlainReader {
     /// Records of each file and all before it.
     ends: Vec<usize>,
     columns: Vec<RecordColumn>,
+    unread: Vec<UnreadColumn>,
 }
 
 impl Reader for PlainReader {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
     }
 
     fn len(&self) -> usize {
@@ -326,19 +376,20 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     };
     let column = |column: &DatasetColumn| RecordColumn { name: column.name.clone(), kind: column.kind() };
     let columns: Vec<RecordColumn> = first.columns.iter().map(column).collect();
+    let unread = first.unread.clone();
     let is_chunked = opened.iter().flat_map(|file| &file.columns).any(|column| column.chunk_rows().is_some());
     if is_chunked {
         let runs: Vec<_> = opened.iter().enumerate().flat_map(|(number, file)| runs(number, file)).collect();
         let rows: Vec<usize> = runs.iter().map(|(_, start, end)| (end - start) as usize).collect();
         let decoder = Runs { files: opened, runs };
-        return Ok(Box::new(RunReader(Units::new(Box::new(decoder), columns, &rows, budget))));
+        return Ok(Box::new(RunReader { units: Units::new(Box::new(decoder), columns, &rows, budget), unread }));
     }
     let mut end = 0_usize;
     let ends = opened.iter().map(|file| {
         end = end.saturating_add(usize::try_from(file.rows).unwrap_or(usize::MAX));
         end
     });
-    Ok(Box::new(PlainReader { ends: ends.collect(), files: opened, columns }))
+    Ok(Box::new(PlainReader { ends: ends.collect(), files: opened, columns, unread }))
 }
 
 fn same_columns(first: &OpenFile, here: &OpenFile) -> Result<(), OpenError> {

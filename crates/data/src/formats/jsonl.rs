@@ -11,6 +11,7 @@ use crate::ahead::ReadAhead;
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenedFiles, Reader};
+use crate::formats::encoding;
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn};
 use crate::stream::StreamKind;
@@ -34,6 +35,7 @@ pub const STREAM: StreamKind = StreamKind { format: FORMAT.name, is_shard, open:
 
 /// Bytes of one line at most.
 const LINE_BYTES_MAX: u64 = 16 << 20;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Keys of all objects together.
 const COLUMNS_MAX: usize = 1 << 16;
 const BUFFER_BYTES: usize = 256 << 10;
@@ -45,7 +47,7 @@ fn is_shard(path: &Path) -> bool {
 }
 
 fn sniff(path: &Path, head: &[u8]) -> bool {
-    let start = head.trim_ascii_start();
+    let start = without_mark(head).trim_ascii_start();
     !path.is_dir() && start.starts_with(b"{") && start[1..].trim_ascii_start().starts_with(b"\"")
 }
 
@@ -68,6 +70,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let (mut keys, mut parts, mut bad) = (BTreeMap::new(), Parts::new(), None);
     for file in files {
         let contents = file.contents(settings)?;
+        encoding::refuse_utf16_in(&contents)?;
         let offsets = scan(&contents, &mut keys, &mut bad)?;
         let records = offsets.len() - 1;
         parts.push(JsonFile { file: ReadAhead::new(contents), offsets }, records);
@@ -102,7 +105,7 @@ fn scan(
             let message = format!("line {number} has more than {LINE_BYTES_MAX} bytes");
             return Err(ReadError::new(message, "write one object per line").in_file(contents.path()).at(offset));
         }
-        if !line.trim_ascii().is_empty() {
+        if !is_empty(&line) {
             offsets.push(offset);
             match object(&line) {
                 Ok(object) => columns::note(keys, &object, contents.path(), number),
@@ -136,8 +139,18 @@ impl Problem {
     }
 }
 
+/// A line without the byte order mark of UTF-8. One stands at the start of a file, and where files were joined.
+fn without_mark(line: &[u8]) -> &[u8] {
+    line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line)
+}
+
+fn is_empty(line: &[u8]) -> bool {
+    without_mark(line).trim_ascii().is_empty()
+}
+
 fn object(line: &[u8]) -> Result<Map<String, Value>, Problem> {
-    match serde_json::from_slice(line) {
+    let json = without_mark(line);
+    match serde_json::from_slice(json) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(Problem { within: 0, message: "it is not a JSON object".into() }),
         Err(error) => {
@@ -145,7 +158,7 @@ fn object(line: &[u8]) -> Result<Map<String, Value>, Problem> {
             let message = error.to_string();
             let message = message.split(" at line ").next().unwrap_or_default();
             Err(Problem {
-                within: error.column().saturating_sub(1) as u64,
+                within: (line.len() - json.len() + error.column().saturating_sub(1)) as u64,
                 message: format!("it is not JSON: {message}"),
             })
         }
@@ -182,9 +195,10 @@ impl Reader for JsonReader {
     }
 }
 
-/// Reads the values of a line, which may end with empty lines.
+/// Reads the values of a line, behind which may be empty lines.
 fn read_line(columns: &[RecordColumn], bytes: &[u8], record: &mut Record) -> Result<(), Problem> {
-    let mut object = object(bytes)?;
+    let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
+    let mut object = object(&bytes[..end])?;
     for (number, column) in columns.iter().enumerate() {
         let value = object.remove(&column.name).unwrap_or(Value::Null);
         columns::read_value(value, &column.kind, number, record)

@@ -1,6 +1,6 @@
 //! Labels that a CSV file gives beside the data: numbers, or names that become classes.
 
-use crate::record::{Record, RecordKind};
+use crate::record::{Record, RecordKind, narrowed};
 use std::collections::BTreeSet;
 
 /// The labels of all records, in their order.
@@ -29,17 +29,18 @@ impl Labels {
         }
     }
 
-    /// Whole numbers if all are, numbers if all are, and otherwise names.
-    pub fn of(texts: Vec<String>) -> Self {
+    /// Whole numbers if all are, numbers if all are, and otherwise names. A number that is too large is an error.
+    pub fn of(texts: Vec<String>) -> Result<Self, String> {
         if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<i64>, _>>() {
-            return Self::Ints(values);
+            return Ok(Self::Ints(values));
         }
-        if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<f32>, _>>() {
-            return Self::Reals(values);
+        if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<f64>, _>>() {
+            let values = values.into_iter().map(narrowed).collect::<Result<_, _>>();
+            return values.map(Self::Reals).map_err(|value| format!("a label is {value}"));
         }
         let names: Vec<String> = texts.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
         let indices = texts.iter().map(|text| names.binary_search(text).unwrap_or_default() as u32).collect();
-        Self::Classes { names, indices }
+        Ok(Self::Classes { names, indices })
     }
 
     /// Adds all labels to a fingerprint.

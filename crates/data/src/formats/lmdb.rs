@@ -13,7 +13,7 @@ use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::formats::labels::Labels;
 use crate::formats::webdataset::columns::Part;
-use crate::record::{Record, RecordColumn, RecordName};
+use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use keys::{KeyColumns, Keys};
 use kolo_graph::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -56,6 +56,7 @@ struct LmdbReader {
     ends: Vec<usize>,
     parts: Vec<Part>,
     columns: Vec<RecordColumn>,
+    unread: Vec<UnreadColumn>,
     /// What `data.labels` says, as the last column.
     labels: Option<Labels>,
 }
@@ -72,6 +73,10 @@ impl LmdbReader {
 impl Reader for LmdbReader {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
     }
 
     fn len(&self) -> usize {
@@ -172,27 +177,30 @@ impl Environment {
     }
 
     /// The first values of a column.
-    fn first_values(&self, column: usize) -> Result<Vec<Vec<u8>>, ReadError> {
+    fn first_values(&self, column: usize, name: &str) -> Result<Vec<Vec<u8>>, ReadError> {
+        let short = self.entries[column].iter().filter(|entry| entry.value_bytes <= LOOKED_AT_BYTES_MAX);
+        let entries: Vec<&Entry> = short.take(LOOKED_AT).collect();
         let mut values = Vec::new();
-        for entry in
-            self.entries[column].iter().filter(|entry| entry.value_bytes <= LOOKED_AT_BYTES_MAX).take(LOOKED_AT)
-        {
+        for entry in &entries {
             let mut bytes = Vec::new();
             self.contents.read_into(entry.value_at, entry.value_bytes.into(), &mut bytes)?;
-            if values::is_pickled(&bytes) {
-                let hint = "pickles can run arbitrary code, so kolo does not read them: store image files, text, JSON or `.npy` files";
-                let error = self.wrong(entry, "its value is a Python pickle");
-                return Err(ReadError { hint: hint.into(), ..error });
-            }
             values.push(bytes);
         }
-        Ok(values)
+        match values::first_pickle(name, &values) {
+            None => Ok(values),
+            Some(at) => {
+                let hint = "pickles can run arbitrary code, so kolo does not read them: store image files, text, JSON or `.npy` files";
+                let error = self.wrong(entries[at], "its value is a Python pickle");
+                Err(ReadError { hint: hint.into(), ..error })
+            }
+        }
     }
 }
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let database = settings.text("database", "")?;
-    let mut reader = LmdbReader { environments: vec![], ends: vec![], parts: vec![], columns: vec![], labels: None };
+    let mut reader =
+        LmdbReader { environments: vec![], ends: vec![], parts: vec![], columns: vec![], unread: vec![], labels: None };
     let mut first_names: Option<Vec<String>> = None;
     for file in files {
         let file = match file.is_directory {
@@ -203,8 +211,8 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         match &first_names {
             None => {
                 for (column, name) in names.iter().enumerate() {
-                    let first = environment.first_values(column)?;
-                    reader.parts.push(values::value(name, &first, &mut reader.columns));
+                    let first = environment.first_values(column, name)?;
+                    reader.parts.push(values::value(name, &first, &mut reader.columns, &mut reader.unread));
                 }
                 first_names = Some(names);
             }

@@ -7,12 +7,14 @@
 pub(super) mod header;
 mod zip;
 
-use crate::arrays::{Array, ArrayReader, chosen, existing_file, with_labels};
+use crate::arrays::{Array, ArrayReader, FileArrays, existing_file, with_labels};
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile, UNPACKED_BYTES_MAX};
 use crate::format::{Format, OpenError, OpenedFiles};
 use kolo_graph::settings::Settings;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use zip::Member;
 
 pub const FORMAT: Format = Format {
     name: "npy",
@@ -50,33 +52,40 @@ fn found_labels(path: &Path) -> Option<PathBuf> {
     let pairs: &[(&str, &str)] = &[("x", "y"), ("X", "Y"), ("X", "y"), ("images", "labels"), ("data", "labels")];
     pairs.iter().filter(|(from, _)| words.contains(from)).find_map(|(from, to)| {
         let at = stem.match_indices(from).map(|(at, _)| at).find(|at| {
-            let inside = |at: usize| stem[at..].starts_with(|char: char| char.is_alphanumeric());
-            (*at == 0 || !inside(at - 1)) && !inside(at + from.len())
+            let (before, after) = (&stem[..*at], &stem[at + from.len()..]);
+            !before.ends_with(char::is_alphanumeric) && !after.starts_with(char::is_alphanumeric)
         })?;
         existing_file(path, &format!("{}{to}{}", &name[..at], &name[at + from.len()..]))
     })
 }
 
 fn whole(contents: &Contents, name: &str) -> Result<Array, ReadError> {
-    header::read(contents, (0, contents.bytes()), name)
+    Ok(header::read(contents, (0, contents.bytes()), name)?)
 }
 
 fn open_archives(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let all: Result<Vec<_>, _> = files.iter().map(|file| archive(file, settings)).collect();
-    ArrayReader::open(all?, settings)
+    ArrayReader::open_files(all?, settings)
 }
 
-fn archive(file: &DataFile, settings: &Settings) -> Result<Vec<Array>, OpenError> {
-    let contents = file.contents(settings)?;
-    let mut arrays = Vec::new();
+fn archive(file: &DataFile, settings: &Settings) -> Result<FileArrays, OpenError> {
+    let archive = file.contents(settings)?;
     let mut left = settings.count("unpacked_max", UNPACKED_BYTES_MAX as usize, 1)? as u64;
-    for member in zip::members(&contents)? {
-        if let Some(name) = member.name.strip_suffix(".npy") {
-            let (contents, range) = member.open(&contents, &mut left)?;
-            arrays.push(header::read(&contents, range, name)?);
+    let mut members: Vec<(String, Member)> = Vec::new();
+    let mut names = BTreeSet::new();
+    for member in zip::members(&archive)? {
+        let Some(name) = member.name.strip_suffix(".npy") else { continue };
+        if !names.insert(name.to_string()) {
+            let message = format!("it has two members named \"{}\"", member.name);
+            let hint = "write the archive again, with a name of its own for every array";
+            return Err(archive.unsupported(member.offset, message, hint).into());
         }
+        members.push((name.into(), member));
     }
-    chosen(arrays, settings)
+    FileArrays::open(&members, settings, |name, member| {
+        let (contents, range) = member.open(&archive, &mut left)?;
+        header::read(&contents, range, name)
+    })
 }
 
 #[cfg(test)]

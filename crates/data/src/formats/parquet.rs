@@ -18,6 +18,7 @@ use crate::format::{Format, OpenedFiles, Reader};
 use crate::guard::guarded;
 use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
+use ::parquet::basic::Compression;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use ::parquet::file::reader::{ChunkReader, Length};
@@ -45,6 +46,8 @@ pub const ARROW: Format = arrow::FORMAT;
 /// What a batch of rows should take, decoded.
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ROWS_MAX: u64 = 4096;
+/// Row groups, or record batches, that are tried to learn what the columns are.
+const UNITS_TRIED: usize = 16;
 /// What a number takes in a row.
 const NUMBER_BYTES: u64 = 9;
 
@@ -135,6 +138,9 @@ impl Footer {
             contents.bytes().checked_sub(8).ok_or_else(|| contents.damaged(0, "a Parquet file is expected here"))?;
         contents.read_at(at, &mut end)?;
         let [a, b, c, d, magic @ ..] = end;
+        if &magic == b"PARE" {
+            return Err(contents.unsupported(at + 4, "its footer is encrypted", "write it again without encryption"));
+        }
         if &magic != b"PAR1" {
             return Err(contents.damaged(at + 4, "a Parquet file ends with `PAR1`"));
         }
@@ -186,6 +192,27 @@ impl ParquetFile {
             })
         });
         rows.collect()
+    }
+
+    /// Refuses columns that are compressed in a way that is not read: their metadata say so before anything is decoded.
+    fn check_codecs(&self, columns: &TableColumns) -> Result<(), ReadError> {
+        for group in self.metadata.row_groups() {
+            for (column, record) in columns.columns.iter().zip(&columns.records) {
+                let path = self.paths.get(column.index).and_then(Option::as_ref);
+                let Some(path) = path.filter(|path| path.leaf < group.num_columns()) else { continue };
+                let codec = match group.column(path.leaf).compression() {
+                    Compression::BROTLI(_) => "brotli",
+                    Compression::LZO => "lzo",
+                    _ => continue,
+                };
+                let message =
+                    format!("its column \"{}\" is compressed with {codec}, which kolo does not read", record.name);
+                let hint =
+                    "write it again with `compression=\"zstd\"`; snappy, gzip, lz4 and no compression are read, too";
+                return Err(self.chunks.0.unsupported(self.footer, message, hint));
+            }
+        }
+        Ok(())
     }
 
     /// Readers of the columns, and how many rows they should read at once.
@@ -300,20 +327,31 @@ impl Decode for Groups {
     }
 }
 
-/// Completes the kinds of the columns from the first row group that has rows.
+/// Completes the kinds of the columns from the first row group that has rows and can be decoded. Rows of one that cannot are
+/// errors when they are read, so that they can be skipped.
 fn look_at_first(files: &[ParquetFile], columns: &mut TableColumns) -> Result<(), ReadError> {
     let groups = |file: &ParquetFile| file.metadata.num_row_groups();
     let all = files.iter().flat_map(|file| (0..groups(file)).map(move |group| (file, group)));
     let with_rows = |(file, group): &(&ParquetFile, usize)| file.metadata.row_group(*group).num_rows() > 0;
-    let first = all.into_iter().find(with_rows);
-    let (Some((file, group)), true) = (first, columns.need_values()) else { return Ok(()) };
-    let mut looked_at = 0;
-    let before = columns.clone();
-    file.batches(group, &before, &mut |batch| {
-        looked_at += batch.first().map_or(0, |column| column.len);
-        columns.look_at(batch);
-        Ok(columns.need_values() && looked_at < ROWS_LOOKED_AT)
-    })
+    if !columns.need_values() {
+        return Ok(());
+    }
+    let mut bad = None;
+    for (file, group) in all.filter(with_rows).take(UNITS_TRIED) {
+        let (mut looked_at, before) = (0, columns.clone());
+        let looked = guarded(file.path(), || {
+            file.batches(group, &before, &mut |batch| {
+                looked_at += batch.first().map_or(0, |column| column.len);
+                columns.look_at(batch);
+                Ok(columns.need_values() && looked_at < ROWS_LOOKED_AT)
+            })
+        });
+        match looked {
+            Ok(()) => return Ok(()),
+            Err(error) => _ = bad.get_or_insert(error),
+        }
+    }
+    bad.map_or(Ok(()), Err)
 }
 
 /// An open file with a table.
@@ -363,13 +401,12 @@ fn open<F: TableFile>(files: &[DataFile], settings: &Settings) -> OpenedFiles {
 fn reader(files: Vec<ParquetFile>, mut columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
     let (mut units, mut rows) = (Vec::new(), Vec::new());
     for (number, file) in files.iter().enumerate() {
+        file.check_codecs(&columns)?;
         let groups = file.rows()?;
         units.extend((0..groups.len()).map(|group| (number, group)));
         rows.extend(groups);
     }
-    if let Some(first) = files.first() {
-        guarded(first.path(), || look_at_first(&files, &mut columns))?;
-    }
+    look_at_first(&files, &mut columns)?;
     let (records, unread) = (columns.records.clone(), columns.unread.clone());
     let decoder = Groups { files, units, columns };
     Ok(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget), unread })

@@ -3,7 +3,7 @@
 //! Eight bytes with the length of the header, the header as JSON, then the tensors. As its specification asks, tensors must
 //! follow one another without gaps and overlaps: no two names share bytes, and nothing hides between them.
 
-use crate::arrays::{Array, ArrayReader, Element, chosen};
+use crate::arrays::{Array, ArrayReader, Element, FileArrays, Unreadable};
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenedFiles};
@@ -31,14 +31,15 @@ fn sniff(_path: &Path, head: &[u8]) -> bool {
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let mut all = Vec::new();
     for file in files {
-        let arrays = tensors(&file.contents(settings)?)?;
-        all.push(chosen(arrays, settings)?);
+        let contents = file.contents(settings)?;
+        let (tensors, data) = tensors(&contents)?;
+        all.push(FileArrays::open(&tensors, settings, |name, entry| entry.array(name, &contents, data))?);
     }
-    ArrayReader::open(all, settings)
+    ArrayReader::open_files(all, settings)
 }
 
-/// The tensors of a file by name.
-fn tensors(contents: &Contents) -> Result<Vec<Array>, ReadError> {
+/// The tensors of a file, sorted by name, and where their data start.
+fn tensors(contents: &Contents) -> Result<(Vec<(String, Entry)>, u64), ReadError> {
     let mut length = [0; LENGTH_BYTES as usize];
     contents.read_at(0, &mut length)?;
     let header_bytes = u64::from_le_bytes(length);
@@ -59,7 +60,7 @@ fn tensors(contents: &Contents) -> Result<Vec<Array>, ReadError> {
     for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
         let entry =
             Entry::read(entry).ok_or_else(|| damaged(format!("the description of tensor \"{name}\" is malformed")))?;
-        found.push((name, entry));
+        found.push((name.clone(), entry));
     }
     found.sort_by(|(a, one), (b, other)| (one.begin, one.end, a).cmp(&(other.begin, other.end, b)));
     let mut next = 0;
@@ -76,8 +77,8 @@ fn tensors(contents: &Contents) -> Result<Vec<Array>, ReadError> {
             format!("the tensors end at byte {next} of the data, but the file has {}", contents.bytes() - data);
         return Err(damaged(message));
     }
-    found.sort_by_key(|(name, _)| *name);
-    found.into_iter().map(|(name, entry)| entry.array(name, contents, data)).collect()
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok((found, data))
 }
 
 /// What the header says of a tensor.
@@ -98,7 +99,7 @@ impl Entry {
         Some(Self { dtype, shape, begin: begin.as_u64()?, end: end.as_u64()? })
     }
 
-    fn array(self, name: &str, contents: &Contents, data: u64) -> Result<Array, ReadError> {
+    fn array(&self, name: &str, contents: &Contents, data: u64) -> Result<Array, Unreadable> {
         let element = match self.dtype.as_str() {
             "BOOL" => Element::Bool,
             "U8" => Element::U8,
@@ -116,17 +117,18 @@ impl Entry {
             other => {
                 let message = format!("tensor \"{name}\" has the type {other}, which cannot be read");
                 let hint = "store it as F32, I64, U8 or the like";
-                return Err(ReadError::new(message, hint).in_file(contents.path()).at(LENGTH_BYTES));
+                let error = ReadError::new(message, hint).in_file(contents.path()).at(LENGTH_BYTES);
+                return Err(Unreadable::kind(other, error));
             }
         };
         let bytes = self.end - self.begin;
-        let array = Array::new(name, contents, (data + self.begin, bytes), element, self.shape)?;
+        let array = Array::new(name, contents, (data + self.begin, bytes), element, self.shape.clone())?;
         let used = array.shape.iter().product::<usize>() as u64 * element.bytes();
         match used == bytes {
             true => Ok(array),
             false => {
                 let message = format!("tensor \"{name}\" has {bytes} bytes, but its shape needs {used}");
-                Err(contents.damaged(LENGTH_BYTES, message))
+                Err(contents.damaged(LENGTH_BYTES, message).into())
             }
         }
     }

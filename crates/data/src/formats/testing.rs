@@ -4,8 +4,10 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::record::Record;
+use crate::stream::{StreamFiles, StreamReader, StreamSettings};
 use kolo_graph::settings::{Setting, Settings};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A committed file.
 pub fn file(name: &str) -> PathBuf {
@@ -27,6 +29,13 @@ pub fn text(value: &str) -> Setting {
 pub fn open(format: &Format, paths: &[PathBuf], keys: &[(&str, Setting)]) -> OpenedFiles {
     let files: Vec<DataFile> = paths.iter().map(|path| DataFile::at(path)).collect::<Result<_, _>>()?;
     (format.open)(&files, &settings(keys))
+}
+
+/// Opens a file as a stream.
+pub fn open_stream(path: &Path, keys: &[(&str, Setting)]) -> OpenedFiles {
+    let stream = StreamSettings { files: true, buffer: 1, samples: None };
+    let files = StreamFiles::open(&path.display().to_string(), &settings(keys), "source", stream)?;
+    Ok(Box::new(StreamReader::new(Arc::new(files))))
 }
 
 /// Opens a file of these bytes. The directory must be kept while it is read.

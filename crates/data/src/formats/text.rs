@@ -5,6 +5,7 @@ use crate::arrays::Element;
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenedFiles};
+use crate::formats::encoding;
 use crate::tokenizer::{TextPieces, Tokenizer, UsedTokenizer};
 use crate::windows::{Tokens, WindowShape, Windows};
 use kolo_graph::settings::Settings;
@@ -45,6 +46,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let mut all = Vec::new();
     for file in files {
         let contents = file.contents(settings)?;
+        encoding::refuse_utf16_in(&contents)?;
         all.push(match tokenizer.is_bytes() {
             true => {
                 check_text(&contents)?;

@@ -8,7 +8,7 @@ use crate::error::ReadError;
 use crate::files::{Contents, DataFile, damaged};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::index_file::IndexPlace;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::shards::{self, Headers, Shards};
 use crate::stream::StreamKind;
 use crate::unpack::Unpacked;
@@ -42,8 +42,10 @@ const HEADER_BYTES: u64 = 12;
 const FOOTER_BYTES: u64 = 4;
 /// Bytes of one record.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
-/// Records that the columns are told from.
+/// Records that the columns are told from, of those that can be read.
 const LOOKED_AT: usize = 16;
+/// Records that are tried for that.
+const TRIED: usize = 1024;
 const INDEX_KIND: &str = "tfrecord 1";
 
 fn is_shard(path: &Path) -> bool {
@@ -92,6 +94,7 @@ struct TfRecords {
     columns: Vec<RecordColumn>,
     /// How each column is read, sorted by name as the columns are.
     features: Vec<Feature>,
+    unread: Vec<UnreadColumn>,
     shards: Shards,
     /// The number of records up to and with each shard.
     ends: Vec<usize>,
@@ -101,8 +104,14 @@ struct TfRecords {
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let index_place = IndexPlace::of(settings)?;
-    let mut opened =
-        TfRecords { columns: vec![], features: vec![], shards: Shards::new(), ends: vec![], places: vec![] };
+    let mut opened = TfRecords {
+        columns: vec![],
+        features: vec![],
+        unread: vec![],
+        shards: Shards::new(),
+        ends: vec![],
+        places: vec![],
+    };
     let files = shards::expand(files, is_shard, settings)?;
     for file in &files {
         let (contents, is_packed) = unpack(file, settings)?;
@@ -211,18 +220,32 @@ impl TfRecords {
 
     fn find_columns(&mut self) -> Result<(), ReadError> {
         let mut found = columns::Found::default();
-        let mut bytes = Vec::new();
-        for at in 0..self.places.len().min(LOOKED_AT) {
-            let (contents, start) = self.data(at, &mut bytes)?;
-            found.add(&bytes).map_err(|error| malformed(contents.path(), start, &bytes, &error))?;
+        let (mut bytes, mut bad) = (Vec::new(), None);
+        for at in 0..self.places.len().min(TRIED) {
+            let looked = self.data(at, &mut bytes).and_then(|(contents, start)| {
+                found.add(&bytes).map_err(|error| malformed(contents.path(), start, &bytes, &error))
+            });
+            bad = bad.or(looked.err());
+            if found.records() == LOOKED_AT {
+                break;
+            }
         }
-        (self.columns, self.features) = found.columns();
+        // A bad record is an error when it is read, so that it can be skipped.
+        if let (0, Some(bad)) = (found.records(), bad) {
+            return Err(bad);
+        }
+        (self.columns, self.features, self.unread) = found.columns();
         if self.columns.is_empty() {
-            let message = "the records are not `tf.train.Example`s with features of one shape";
-            return Err(self.shards.contents(0)?.damaged(HEADER_BYTES, message));
+            return Err(no_columns(self.shards.contents(0)?.path(), &self.unread));
         }
         Ok(())
     }
+}
+
+/// None of the features is a column.
+fn no_columns(path: &Path, unread: &[UnreadColumn]) -> ReadError {
+    let hint = "write features of one type, with as many numbers or with one text in every record";
+    ReadError::new(columns::no_columns(unread), hint).in_file(path).at(HEADER_BYTES)
 }
 
 /// The data of a record, if they are those that the checksum behind them is of.
@@ -277,6 +300,10 @@ fn malformed(path: &Path, start: u64, record: &[u8], error: &example::Malformed)
 impl Reader for TfRecords {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
     }
 
     fn len(&self) -> usize {

@@ -6,13 +6,12 @@
 
 use crate::arrays::Element;
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
+use crate::files::{Contents, DataFile, open_regular};
 use crate::format::{Format, OpenError, OpenedFiles};
 use crate::tokenizer::UsedTokenizer;
 use crate::windows::{Tokens, WindowShape, Windows};
 use kolo_graph::settings::{SIZE_MAX, Settings};
 use serde_json::Value;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -71,7 +70,7 @@ impl Description {
     pub fn beside(tokens: &Path) -> Result<Option<Self>, ReadError> {
         let path = Self::path(tokens);
         let mut text = Vec::new();
-        let file = match File::open(&path) {
+        let file = match open_regular(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(ReadError::io(&path, &error)),

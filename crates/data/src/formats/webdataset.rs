@@ -8,7 +8,7 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{Format, OpenedFiles, Reader};
 use crate::index_file::IndexPlace;
-use crate::record::{Record, RecordColumn, RecordName};
+use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use crate::shards::{self, Shards};
 use crate::stream::StreamKind;
 use columns::Part;
@@ -55,6 +55,7 @@ fn sniff(path: &Path, head: &[u8]) -> bool {
 #[derive(Debug)]
 struct WebDataset {
     columns: Vec<RecordColumn>,
+    unread: Vec<UnreadColumn>,
     parts: Vec<Part>,
     /// The part of each ending.
     part_of: Vec<usize>,
@@ -94,7 +95,8 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         let hint = "the members of a shard have names such as `0001.jpg` and `0001.cls`";
         return Err(ReadError::new("it has no sample", hint).in_file(&files[0].path).into());
     }
-    let mut opened = WebDataset { columns: vec![], parts: vec![], part_of: vec![], shards, ends, samples };
+    let mut opened =
+        WebDataset { columns: vec![], unread: vec![], parts: vec![], part_of: vec![], shards, ends, samples };
     opened.find_columns()?;
     Ok(Box::new(opened))
 }
@@ -141,6 +143,7 @@ impl WebDataset {
         let looked_at = endings.iter().enumerate().map(looked_at).collect::<Result<Vec<_>, _>>()?;
         let found = columns::of_endings(&endings, self.samples.has_two_images, &looked_at);
         (self.columns, self.parts, self.part_of) = (found.columns, found.parts, found.part_of);
+        self.unread = found.unread;
         Ok(())
     }
 
@@ -187,6 +190,10 @@ thread_local! {
 impl Reader for WebDataset {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.unread
     }
 
     fn len(&self) -> usize {

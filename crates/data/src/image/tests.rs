@@ -137,6 +137,30 @@ fn a_million_damaged_files_end_in_an_error_or_an_image() {
     decode_damaged(60..30_060);
 }
 
+/// The checksum of the pixels before they were packed counts too, not only that of the chunk.
+#[test]
+fn a_png_whose_pixels_have_another_checksum_is_damaged() {
+    let mut bytes = fs::read(folder().join("images/grey.png")).unwrap();
+    let number = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let mut at = 8;
+    while &bytes[at + 4..at + 8] != b"IDAT" || &bytes[at + 16 + number(&bytes, at)..][..4] == b"IDAT" {
+        at += 12 + number(&bytes, at);
+    }
+    let end = at + 8 + number(&bytes, at);
+    let sealed = |bytes: &mut Vec<u8>| {
+        let mut crc = flate2::Crc::new();
+        crc.update(&bytes[at + 4..end]);
+        bytes[end..end + 4].copy_from_slice(&crc.sum().to_be_bytes());
+    };
+    let mut out = Pixels::default();
+    sealed(&mut bytes);
+    decode(&bytes, &mut out).unwrap();
+    bytes[end - 1] ^= 1;
+    sealed(&mut bytes);
+    let error = decode(&bytes, &mut out).unwrap_err();
+    assert!(error.starts_with("the PNG is damaged: "), "{error}");
+}
+
 #[test]
 fn huge_images_and_bombs_take_no_memory() {
     let png = fs::read(folder().join("images/rgb.png")).unwrap();

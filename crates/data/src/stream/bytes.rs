@@ -1,6 +1,6 @@
 //! The bytes of a file or a pipe, front to back, unpacked.
 
-use super::STANDARD_INPUT;
+use super::{HEAD_BYTES, HEAD_BYTES_MAX, STANDARD_INPUT};
 use crate::error::ReadError;
 use crate::files::{DataFile, damaged};
 use crate::unpack::{MAGIC_BYTES, Packing, Unpacked};
@@ -11,8 +11,25 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Bytes that end two lines.
+const LINE_BREAKS: usize = 4;
 /// What is read at once.
 const BLOCK_BYTES: usize = 256 << 10;
+
+/// The first bytes of a stream: so many, or more if they do not hold two lines, but never more than `most`.
+pub(crate) fn read_head(stream: &mut dyn Read, bytes: usize, most: usize) -> io::Result<Vec<u8>> {
+    let (mut head, mut wanted) = (Vec::new(), bytes);
+    loop {
+        let looked_at = head.len();
+        stream.take((wanted - looked_at) as u64).read_to_end(&mut head)?;
+        // Two of them end a line on some systems.
+        let breaks = head.iter().filter(|byte| b"\r\n".contains(byte)).take(LINE_BREAKS).count();
+        if head.len() < wanted || breaks == LINE_BREAKS || wanted >= most {
+            return Ok(head);
+        }
+        wanted = most.min(2 * wanted);
+    }
+}
 
 /// Bytes front to back. It knows where it is.
 pub struct ByteStream {
@@ -74,11 +91,9 @@ impl ByteStream {
         Ok(Self { path: path.into(), inner, offset: 0, end: None })
     }
 
-    /// The first bytes, at most so many, and the stream with them still before it.
-    pub(crate) fn with_head(mut self, bytes: usize) -> Result<(Vec<u8>, Self), ReadError> {
-        let mut head = Vec::new();
-        let read = self.by_ref().take(bytes as u64).read_to_end(&mut head);
-        read.map_err(|error| self.failed(&error))?;
+    /// The first lines, and the stream with them still before it.
+    pub(crate) fn with_head(mut self) -> Result<(Vec<u8>, Self), ReadError> {
+        let head = read_head(&mut self, HEAD_BYTES, HEAD_BYTES_MAX).map_err(|error| self.failed(&error))?;
         let (path, end) = (Arc::clone(&self.path), self.end);
         let whole: Box<dyn Read + Send> = Box::new(Cursor::new(head.clone()).chain(self));
         let inner = Inner::Other(BufReader::with_capacity(BLOCK_BYTES, whole));

@@ -1,13 +1,13 @@
 //! The files or the pipe of a stream: their records in order, and by number where that must be.
 
 use super::{
-    ByteStream, HEAD_BYTES, LOOKED_AT, RawRecord, RawRecords, STREAMS, StreamFormat, StreamHead, StreamKind,
-    StreamSettings, pipe_file,
+    ByteStream, LOOKED_AT, RawRecord, RawRecords, STREAMS, StreamFormat, StreamHead, StreamKind, StreamSettings,
+    pipe_file,
 };
 use crate::error::ReadError;
 use crate::files::{self, DataFile};
 use crate::format::{self, OpenError, Reader};
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::shards;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
@@ -30,6 +30,7 @@ pub(crate) struct StreamFiles {
     pub files: Vec<DataFile>,
     pub format: Box<dyn StreamFormat>,
     pub columns: Vec<RecordColumn>,
+    unread: Vec<UnreadColumn>,
     /// Records of an epoch.
     pub len: usize,
     /// Of a pipe: what is left of it, until a walk takes it.
@@ -53,7 +54,7 @@ impl StreamFiles {
         let listed = files::list(name, settings, key)?;
         let kind = stream_kind(format::choose(&listed, settings)?.name, settings)?;
         let files = shards::expand(&listed, kind.is_shard, settings)?;
-        let (head, _) = ByteStream::of_file(&files[0])?.with_head(HEAD_BYTES)?;
+        let (head, _) = ByteStream::of_file(&files[0])?.with_head()?;
         let opened = (kind.open)(
             &StreamHead { path: &files[0].path, extension: &files[0].extension(), bytes: &head },
             settings,
@@ -63,6 +64,7 @@ impl StreamFiles {
             files,
             format: opened,
             columns: vec![],
+            unread: vec![],
             len: 0,
             pipe: None,
             head: vec![],
@@ -88,7 +90,7 @@ impl StreamFiles {
                 .into());
         };
         let file = pipe_file(name);
-        let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head(HEAD_BYTES)?;
+        let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head()?;
         let chosen =
             format::choose_by(&file.path, &file.extension(), &head[..head.len().min(format::SNIFFED_BYTES)], settings)?;
         let kind = stream_kind(chosen.name, settings)?;
@@ -101,6 +103,7 @@ impl StreamFiles {
             files: vec![file],
             format,
             columns: vec![],
+            unread: vec![],
             len,
             pipe: None,
             head: vec![],
@@ -124,6 +127,7 @@ impl StreamFiles {
         }
         self.record_bytes = bytes / count.max(1);
         self.columns = self.format.columns()?;
+        self.unread = self.format.unread();
         Ok(())
     }
 
@@ -226,6 +230,10 @@ impl StreamReader {
 impl Reader for StreamReader {
     fn columns(&self) -> &[RecordColumn] {
         &self.stream.columns
+    }
+
+    fn unread(&self) -> &[UnreadColumn] {
+        &self.stream.unread
     }
 
     fn len(&self) -> usize {

@@ -94,6 +94,10 @@ def write_parquet():
     lists = [{"list": [1, 2]}, {"list": [3]}, {"list": [4, None]}, {"list": None}, {"list": [5, 6]}]
     pq.write_table(pa.Table.from_pylist(lists, schema=ragged), "ragged.parquet")
     pq.write_table(table(pa.schema([SCHEMA.field("id")]), rows=0), "empty.parquet")
+    numbers = pa.schema([SCHEMA.field("id"), SCHEMA.field("name")])
+    for version in ["1.0", "2.0"]:
+        pq.write_table(table(numbers), f"checksums_{version[0]}.parquet", write_page_checksum=True, data_page_version=version)
+    pq.write_table(table(numbers), "brotli.parquet", compression="brotli")
 
 
 def write_arrow():
@@ -105,6 +109,14 @@ def write_arrow():
     with pa.OSFile("table.arrows", "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_table(whole, max_chunksize=20)
     pyarrow.feather.write_feather(whole, "table.feather", chunksize=20)
+    pyarrow.feather.write_feather(table(pa.schema([SCHEMA.field("id")])), "first.feather", version=1)
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=True)
+    with pa.OSFile("legacy.arrows", "wb") as sink:
+        with pa.ipc.new_stream(sink, pa.schema([SCHEMA.field("id")]), options=options) as writer:
+            writer.write_table(table(pa.schema([SCHEMA.field("id")])))
+    words = pa.schema([("code", pa.dictionary(pa.int8(), pa.int32()))])
+    with pa.OSFile("codes.arrow", "wb") as sink, pa.ipc.new_file(sink, words) as writer:
+        writer.write_table(pa.Table.from_pylist([{"code": i % 3} for i in range(6)], schema=words))
 
 
 def environment(path, pairs, subdir=True, databases=None):
@@ -163,6 +175,21 @@ def write_hdf5():
             file[f"{group}/x"] = np.arange(rows * 3).reshape(rows, 3).astype(np.float64)
             file[f"{group}/y"] = np.arange(rows).astype(np.uint16)
         file["complex"] = np.zeros(6, dtype=np.complex64)
+    with h5py.File("unread.h5", "w") as file:
+        file["x"] = np.arange(6) + 0.25
+        file["y"] = np.arange(6).astype(np.uint8)
+        file["compound"] = np.zeros(6, dtype=[("a", "<f4"), ("b", "<i4")])
+        lists = file.create_dataset("lists", 6, dtype=h5py.vlen_dtype(np.int32))
+        lists[0] = [1, 2]
+        file["reference"] = np.array([file["x"].ref] * 6, dtype=h5py.ref_dtype)
+        file.create_dataset("lzf", data=np.arange(6), chunks=(6,), compression="lzf")
+        file["scalar"] = 3.5
+        file.create_dataset("elsewhere", (6,), dtype="<f4", external=[("nowhere.bin", 0, 24)])
+    with h5py.File("virtual.h5", "w") as file:
+        file["in/x"] = np.arange(6).astype(np.float32)
+        layout = h5py.VirtualLayout((6,), dtype="<f4")
+        layout[:] = h5py.VirtualSource("nowhere.h5", "x", (6,))
+        file.create_virtual_dataset("virtual", layout)
 
 
 if __name__ == "__main__":

@@ -68,10 +68,27 @@ fn what_is_no_whole_number_of_images_is_refused() {
         let error = read_error(open_bytes(&FORMAT, &batch[..len], &[]).1);
         assert!(error.message.contains("not a multiple of 3073"), "{error}");
     }
-    // A label that is too large, far behind those that are looked at first.
-    let mut many = batch[..3073].repeat(100);
-    many[3073 * 90] = 77;
-    let (_dir, reader) = open_bytes(&FORMAT, &many, &[]);
-    let error = reader.unwrap().read(90, &mut crate::record::Record::new()).unwrap_err();
-    assert!(error.offset == Some(3073 * 90) && error.message.contains("has 77, but there are 10 classes"), "{error}");
+    // A label that is too large is an error of its image, wherever it is.
+    for bad in [0, 3, 90] {
+        let mut many = batch[..3073].repeat(100);
+        many[3073 * bad] = 77;
+        let (_dir, reader) = open_bytes(&FORMAT, &many, &[]);
+        let reader = reader.unwrap();
+        let error = reader.read(bad, &mut crate::record::Record::new()).unwrap_err();
+        assert_eq!(error.offset, Some(3073 * bad as u64));
+        assert!(error.message.contains("has 77, but there are 10 classes"), "{error}");
+        read(&*reader, 50);
+    }
+    let mut few = batch[..3073].repeat(7);
+    (2..5).for_each(|at| few[3073 * at] = 77);
+    let error = read_error(open_bytes(&FORMAT, &few, &[]).1);
+    assert!(error.message.contains("image 2 has the label 77") && error.offset == Some(3073 * 2), "{error}");
+    // With most of them too large it is another kind of file.
+    for (record, message) in [
+        (3073, "image 0 has the label 200, but CIFAR-10 has 10 classes"),
+        (3074, "image 0 has the labels 200 and 200, but CIFAR-100 has 20 and 100 classes"),
+    ] {
+        let error = read_error(open_bytes(&FORMAT, &vec![200; record * 5], &[]).1);
+        assert_eq!((&error.message[..], error.offset), (message, Some(0)));
+    }
 }

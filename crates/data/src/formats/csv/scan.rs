@@ -1,11 +1,14 @@
 //! Reading all records of a CSV file in order, and finding out what its columns are.
 
 use super::{LOOKED_AT, RecordKind};
-use crate::error::ReadError;
+use crate::error::{ReadError, shown};
+use crate::file_source::is_target_name;
 use crate::files::Contents;
+use crate::formats::encoding;
 use crate::record::Record;
 use csv_core::{ReadRecordResult, ReaderBuilder};
-use std::io::{Read, Write};
+use std::collections::BTreeSet;
+use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Bytes of one record at most: a quote that never closes must not take all memory.
@@ -16,6 +19,8 @@ const SPAN_BYTES_MAX: u64 = 2 * RECORD_BYTES_MAX as u64;
 const CELLS_MAX: usize = 1 << 16;
 /// What is read at once.
 const BLOCK_BYTES: usize = 256 << 10;
+/// Records after the first that tell whether it is a header.
+const HEADER_RECORDS: usize = 1000;
 /// Characters of a cell that a message shows.
 const SHOWN_CHARS: usize = 40;
 
@@ -210,25 +215,77 @@ fn is_missing(text: &str) -> bool {
     matches!(text, "" | "NA" | "N/A" | "NaN" | "nan" | "null" | "NULL" | "None")
 }
 
-/// A header has names only, so the first line is none if a number stands in it.
-pub(super) fn looks_like_header(cells: &Cells) -> bool {
-    (0..cells.len()).all(|at| trimmed(cells.cell(at)).is_none_or(|text| text.parse::<f64>().is_err()))
+fn is_number(text: &str) -> bool {
+    text.parse::<f64>().is_ok()
 }
 
-pub(super) fn header_names(cells: &Cells) -> Result<Vec<String>, ReadError> {
-    let wrong = |message: String| {
-        let hint = "give every column a unique name in the first line, or write `header = false`";
-        Err(ReadError::new(format!("line {}: {message}", cells.line), hint).in_file(&cells.path).at(0))
+/// What the lines after the first one have below a text of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Below {
+    numbers: bool,
+    texts: bool,
+    /// Whether that text stands there again.
+    same: bool,
+}
+
+/// Whether the first line of a table that starts with these bytes is a header. One without numbers is. One with numbers is one
+/// if a column of numbers has a text there, or if a text there is what targets are called and stands nowhere below.
+pub(super) fn has_header(head: &[u8], delimiter: u8) -> bool {
+    let mut cells = Cells::of_stream(Box::new(Cursor::new(head.to_vec())), Path::new(""), delimiter);
+    if !matches!(cells.advance(), Ok(true)) {
+        return true;
+    }
+    let texts: Vec<Option<String>> = (0..cells.len()).map(|at| trimmed(cells.cell(at)).map(String::from)).collect();
+    if !texts.iter().flatten().any(|text| is_number(text)) {
+        return true;
+    }
+    let is_name = |text: &String| !is_missing(text) && !is_number(text);
+    let names: Vec<(usize, &String)> = texts
+        .iter()
+        .enumerate()
+        .filter_map(|(at, text)| Some((at, text.as_ref().filter(|text| is_name(text))?)))
+        .collect();
+    let mut below = vec![Below::default(); names.len()];
+    let mut records = 0;
+    // An error is one of the end, where the bytes were cut off.
+    while records < HEADER_RECORDS && matches!(cells.advance(), Ok(true)) {
+        records += 1;
+        if cells.len() != texts.len() {
+            continue;
+        }
+        for ((at, name), below) in names.iter().zip(&mut below) {
+            match trimmed(cells.cell(*at)) {
+                Some(text) if is_missing(text) => {}
+                Some(text) if is_number(text) => below.numbers = true,
+                text => {
+                    below.texts = true;
+                    below.same |= text == Some(name.as_str());
+                }
+            }
+        }
+    }
+    names.iter().zip(&below).any(|((_, name), below)| {
+        let is_over_numbers = below.numbers && !below.texts;
+        is_over_numbers || (is_target_name(name) && (below.numbers || below.texts) && !below.same)
+    })
+}
+
+/// The names in a header. `head` are the first bytes of the file, for where a name is not UTF-8.
+pub(super) fn header_names(cells: &Cells, head: impl FnOnce() -> Vec<u8>) -> Result<Vec<String>, ReadError> {
+    let wrong = |message: String, hint: &str| {
+        ReadError::new(format!("line {}: {message}", cells.line), hint).in_file(&cells.path)
     };
-    let mut names: Vec<String> = Vec::new();
+    let (mut names, mut known) = (Vec::new(), BTreeSet::new());
     for at in 0..cells.len() {
         let Some(name) = trimmed(cells.cell(at)) else {
-            return wrong(format!("the name of column {at} is not UTF-8 text"));
+            let message = format!("the name of column {at} is not UTF-8 text");
+            return Err(wrong(message, encoding::HINT).at(encoding::first_bad(&head())));
         };
         // The first column of a table that pandas wrote has none.
         let name = if name.is_empty() { format!("column{at}") } else { name.to_string() };
-        if names.contains(&name) {
-            return wrong(format!("two columns are called \"{name}\""));
+        if !known.insert(name.clone()) {
+            let hint = "give every column a unique name in the first line, or write `header = false`";
+            return Err(wrong(format!("two columns are called {}", shown(&name)), hint).at(0));
         }
         names.push(name);
     }

@@ -4,6 +4,7 @@ use super::scan::{self, Cells, ColumnScan};
 use super::{delimiter, other_columns};
 use crate::error::ReadError;
 use crate::format::OpenError;
+use crate::formats::encoding;
 use crate::record::{Record, RecordColumn, RecordKind};
 use crate::stream::{ByteStream, HEAD_BYTES, RawPart, RawRecord, RawRecords, StreamFormat, StreamHead};
 use kolo_graph::settings::Settings;
@@ -21,21 +22,25 @@ struct CsvStream {
 }
 
 pub(super) fn open(head: &StreamHead<'_>, settings: &Settings) -> Result<Box<dyn StreamFormat>, OpenError> {
+    encoding::refuse_utf16(head.path, head.bytes)?;
     let mut bytes = head.bytes.to_vec();
     if bytes.len() < HEAD_BYTES {
         // The only line may lack its line break.
         bytes.push(b'\n');
     }
     let delimiter = delimiter(head.extension, &bytes, settings)?;
-    let mut cells = Cells::of_stream(Box::new(Cursor::new(bytes)), head.path, delimiter);
+    let mut cells = Cells::of_stream(Box::new(Cursor::new(bytes.clone())), head.path, delimiter);
     if !cells.advance()? {
         return Err(ReadError::new("it is empty", "give a table with a line per record").in_file(head.path).into());
     }
     let has_header = match settings.has("header") {
         true => settings.bool("header", true)?,
-        false => scan::looks_like_header(&cells),
+        false => scan::has_header(&bytes, delimiter),
     };
-    let names = if has_header { scan::header_names(&cells)? } else { scan::numbered_names(cells.len()) };
+    let names = match has_header {
+        true => scan::header_names(&cells, || bytes)?,
+        false => scan::numbered_names(cells.len()),
+    };
     let scans = names.iter().map(|_| ColumnScan::default()).collect();
     Ok(Box::new(CsvStream { delimiter, has_header, names, scans, kinds: vec![] }))
 }
@@ -69,7 +74,7 @@ impl StreamFormat for CsvStream {
         let path = Arc::clone(bytes.path());
         let mut cells = Cells::of_stream(Box::new(bytes), &path, self.delimiter);
         if self.has_header && cells.advance()? {
-            let found = scan::header_names(&cells)?;
+            let found = scan::header_names(&cells, Vec::new)?;
             if found != self.names {
                 return Err(other_columns(&path, &self.names, &found));
             }

@@ -59,6 +59,48 @@ fn delimiters_and_headers_are_guessed_or_given() {
     assert!(error.contains("`data.delimiter` is \";;\""), "{error}");
 }
 
+/// Numbers may be names, too: those that pandas gives to columns, and those of columns that `kolo data convert` wrote.
+#[test]
+fn headers_with_numbers_are_told_by_what_is_below() {
+    for (text, is_header) in [
+        ("0,1,label\n1.5,2,cat\n3,4,dog\n", true),
+        ("0,1,label\n1.5,2,1\n2.5,3,0\n", true),
+        ("year,2019,2020\n1,2,3\n", true),
+        ("id,2019\nNA,2\n5,3\n", true),
+        ("0,1,Class\n1,2,a\n1,2,b\n", true),
+        ("0,1,y\n1,2,n\n1,2,y\n", false),
+        ("1,2,cat\n3,4,dog\n", false),
+        ("1,2,cat\n3,4,5\n3,4,dog\n", false),
+        ("0,1,2\n3,4,5\n", false),
+        ("0,1,label\n", false),
+        ("1,NA,2\n3,4,5\n", false),
+        ("0,1,word", false),
+    ] {
+        assert_eq!(scan::has_header(text.as_bytes(), b','), is_header, "{text}");
+        let (dir, random) = open_bytes(&FORMAT, text.as_bytes(), &[]);
+        let stream = crate::formats::testing::open_stream(&dir.path().join("file.csv"), &[]);
+        let first = text.lines().next().unwrap().split(',').next().unwrap();
+        for reader in [random, stream] {
+            let reader = reader.unwrap();
+            assert_eq!(names(&*reader)[0], if is_header { first } else { "column0" }, "{text}");
+            assert_eq!(reader.len(), text.lines().count() - usize::from(is_header), "{text}");
+        }
+    }
+}
+
+#[test]
+fn long_first_lines_tell_their_delimiter() {
+    let line = |cell: &dyn Fn(usize) -> String| (0..20_000).map(cell).collect::<Vec<_>>().join(";") + "\n";
+    let text = line(&|at| format!("column {at}")) + &line(&|at| at.to_string());
+    assert!(text.len() > 4 * HEAD_BYTES);
+    let (dir, random) = open_bytes(&FORMAT, text.as_bytes(), &[]);
+    for reader in [random, crate::formats::testing::open_stream(&dir.path().join("file.csv"), &[])] {
+        let reader = reader.unwrap();
+        assert_eq!((reader.columns().len(), reader.len(), &reader.columns()[9].name[..]), (20_000, 1, "column 9"));
+        assert_eq!(read(&*reader, 0).value(19_999), &RecordValue::Ints(vec![19_999]));
+    }
+}
+
 #[test]
 fn kinds_come_from_all_rows_of_all_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -111,6 +153,8 @@ fn wrong_files_are_refused() {
         let error = read_error(open_bytes(&FORMAT, bytes, &[]).1);
         assert!(error.message.contains(expected) && error.file.is_some(), "{error}");
     }
+    let error = read_error(open_bytes(&FORMAT, b"a,\"b\n\xff\"\n1,2\n", &[]).1);
+    assert!(error.offset == Some(5) && error.hint.contains("UTF-8"), "{error}");
     let open_quote = [b"a,b\n1,2\n3,\"", &vec![b'x'; scan::RECORD_BYTES_MAX + 10][..]].concat();
     let error = read_error(open_bytes(&FORMAT, &open_quote, &[]).1);
     assert!(error.message.starts_with("line 3: ") && error.hint.contains("quote"), "{error}");

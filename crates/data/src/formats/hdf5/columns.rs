@@ -1,6 +1,6 @@
 //! From HDF5 datasets to columns: which kind a dataset has, and its values of a run of records.
 
-use crate::record::{Record, RecordKind};
+use crate::record::{Record, RecordKind, narrowed};
 use half::f16;
 use hdf5_reader::error::{Error, Result};
 use hdf5_reader::{
@@ -74,7 +74,7 @@ fn content(kind: &Datatype, shape: &[usize]) -> Option<Content> {
 }
 
 /// A type in a few words.
-pub(super) fn short(kind: &Datatype) -> &'static str {
+fn short(kind: &Datatype) -> &'static str {
     match kind {
         Datatype::FixedPoint { .. } => "whole numbers of an unusual size",
         Datatype::FloatingPoint { .. } => "real numbers of an unusual size",
@@ -89,14 +89,76 @@ pub(super) fn short(kind: &Datatype) -> &'static str {
     }
 }
 
+/// Whether the library says that it does not know how to read something, and not that it makes no sense.
+pub(super) fn is_unsupported(error: &str) -> bool {
+    error.contains("unsupported ") || error.contains(EXTERNAL)
+}
+
+const EXTERNAL: &str = "external raw data file";
+/// Filters of HDF5 by the numbers that are registered for them.
+const FILTERS: [(&str, &str); 8] = [
+    ("307", "bzip2"),
+    ("32000", "LZF"),
+    ("32001", "Blosc"),
+    ("32004", "LZ4"),
+    ("32008", "Bitshuffle"),
+    ("32013", "ZFP"),
+    ("32015", "Zstandard"),
+    ("32026", "Blosc2"),
+];
+
+/// What the library says, with the name of what it calls by a number.
+pub(super) fn with_names(error: &str) -> String {
+    if error.ends_with("unsupported layout class 3") {
+        return format!("{error} (a virtual dataset)");
+    }
+    match filter(error) {
+        Some(name) => format!("{error} ({name})"),
+        None => error.into(),
+    }
+}
+
+/// The filter that an error is about, if its name is known.
+fn filter(error: &str) -> Option<&'static str> {
+    let (_, id) = error.rsplit_once("filter id ")?;
+    FILTERS.iter().find(|(known, _)| *known == id).map(|(_, name)| *name)
+}
+
+/// The same in a few words.
+fn what_is_unsupported(error: &str) -> String {
+    match (filter(error), error.find("unsupported ")) {
+        _ if error.contains(EXTERNAL) => "stored in another file".into(),
+        (Some(name), _) => format!("packed with {name}"),
+        (None, Some(at)) => error[at..].into(),
+        (None, None) => error.into(),
+    }
+}
+
 impl DatasetColumn {
-    /// `None` if values of this type cannot be read.
-    pub fn new(name: String, dataset: Dataset, layout: &str) -> Option<Self> {
+    /// If it cannot be read, what it is.
+    pub fn new(name: String, dataset: Dataset, layout: &str) -> std::result::Result<Self, String> {
+        let kind = short(dataset.dtype());
+        let Some(sizes) = dataset.shape().get(1..) else { return Err("one value without dims".into()) };
         let shape =
-            dataset.shape().get(1..)?.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<Vec<_>>>()?;
-        let content = pixels(&name, dataset.dtype(), &shape, layout).or_else(|| content(dataset.dtype(), &shape))?;
-        let is_known = dataset.raw_element_size().ok()? == dtype_element_size(dataset.dtype()).ok()?;
-        is_known.then_some(Self { name, dataset, content, shape })
+            sizes.iter().map(|size| usize::try_from(*size).map_err(|_| kind)).collect::<std::result::Result<_, _>>();
+        let shape: Vec<usize> = shape?;
+        let content = pixels(&name, dataset.dtype(), &shape, layout).or_else(|| content(dataset.dtype(), &shape));
+        let size = |size: Result<usize>| size.map_err(|_| kind);
+        let is_known = size(dataset.raw_element_size())? == size(dtype_element_size(dataset.dtype()))?;
+        let content = content.filter(|_| is_known).ok_or(kind)?;
+        Ok(Self { name, dataset, content, shape })
+    }
+
+    /// Why not even the first record can be read, if it is packed or stored in a way that the library does not know: only
+    /// reading tells. What is damaged is an error of its records.
+    pub fn unsupported(&self) -> Option<String> {
+        let error = self.read(0, self.rows().min(1)).err()?.to_string();
+        is_unsupported(&error).then(|| what_is_unsupported(&error))
+    }
+
+    /// The number of records.
+    pub fn rows(&self) -> u64 {
+        self.dataset.shape().first().copied().unwrap_or(0)
     }
 
     pub fn kind(&self) -> RecordKind {
@@ -142,7 +204,7 @@ impl DatasetColumn {
             // One type for all whole numbers, and one for the other real ones: each takes seconds of every build.
             (Content::Int, _) => read!(Whole, Ints, |value| value.0),
             (Content::Real, Datatype::FloatingPoint { size: 4, .. }) => read!(f32, Reals, |value| value),
-            (Content::Real, _) => read!(Real, Reals, |value| value.0),
+            (Content::Real, _) => read!(Real, Doubles, |value| value.0),
             (Content::Text(_) | Content::TextReference, _) => read!(Raw, Texts, |value| value.0),
         })
     }
@@ -177,6 +239,12 @@ impl DatasetColumn {
                 record.ints(at).extend_from_slice(ints);
             }
             (_, Values::Reals(reals)) => record.reals(at).extend_from_slice(reals.get(range).ok_or_else(cut)?),
+            (_, Values::Doubles(reals)) => {
+                let out = record.reals(at);
+                for value in reals.get(range).ok_or_else(cut)? {
+                    out.push(narrowed(*value).map_err(|value| format!("it has {value}"))?);
+                }
+            }
             (content, Values::Texts(texts)) => {
                 let raw = texts.get(row).ok_or_else(cut)?;
                 let bytes = match content {
@@ -218,6 +286,8 @@ pub(super) enum Values {
     Bytes(Vec<u8>),
     Ints(Vec<i64>),
     Reals(Vec<f32>),
+    /// Of 64 bits: some may be too large for `f32`.
+    Doubles(Vec<f64>),
     /// Texts with their padding, or references to them.
     Texts(Vec<Vec<u8>>),
 }
@@ -227,7 +297,7 @@ pub(super) enum Values {
 struct Whole(i64);
 /// A real number of 16 or 64 bits.
 #[derive(Clone)]
-struct Real(f32);
+struct Real(f64);
 /// The bytes of one element.
 #[derive(Clone)]
 struct Raw(Vec<u8>);
@@ -288,8 +358,8 @@ impl H5Type for Real {
         let bytes = bytes.get(..size.into()).ok_or_else(|| mismatch(kind))?;
         let word = word(bytes, byte_order, 0);
         match size {
-            2 => Ok(Self(f16::from_le_bytes([word[0], word[1]]).to_f32())),
-            8 => Ok(Self(f64::from_le_bytes(word) as f32)),
+            2 => Ok(Self(f16::from_le_bytes([word[0], word[1]]).to_f64())),
+            8 => Ok(Self(f64::from_le_bytes(word))),
             _ => Err(mismatch(kind)),
         }
     }

@@ -64,7 +64,7 @@ fn every_value_of_old_and_new_files_is_read() {
 #[test]
 fn datasets_are_chosen_by_path_or_by_group() {
     let error = open_names(&["groups.h5"], &[]).unwrap_err().to_string();
-    assert!(error.contains("has 6 records, and \"test/x\" has 2"), "{error}");
+    assert!(error.contains("\"test/x\" has 2 records, and \"train/x\" has 6"), "{error}");
     let inputs = ("inputs", Setting::List(vec![text("/train/x")]));
     let by_path = open_names(&["groups.h5"], &[inputs, ("target", text("train/y"))]).unwrap();
     let by_group = open_names(&["groups.h5"], &[("group", text("train"))]).unwrap();
@@ -88,7 +88,64 @@ fn datasets_are_chosen_by_path_or_by_group() {
 #[test]
 fn a_type_that_cannot_be_read_is_named() {
     let error = open_names(&["groups.h5"], &[("inputs", Setting::List(vec![text("complex")]))]).unwrap_err();
-    assert!(error.to_string().contains("\"complex\" has a type that cannot be read (compound)"), "{error}");
+    assert!(error.to_string().contains("\"complex\" cannot be read (compound)"), "{error}");
+}
+
+#[test]
+fn datasets_that_are_not_read_matter_only_where_they_are_named() {
+    let reader = open_names(&["unread.h5"], &[]).unwrap();
+    assert_eq!(reader.columns().iter().map(|column| &column.name[..]).collect::<Vec<_>>(), ["x", "y"]);
+    let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+    let expected = [
+        ("compound", "compound"),
+        ("elsewhere", "stored in another file"),
+        ("lists", "lists of different lengths"),
+        ("lzf", "packed with LZF"),
+        ("reference", "reference"),
+        ("scalar", "one value without dims"),
+    ];
+    assert_eq!(unread, expected);
+    let mut record = Record::new();
+    (0..6).for_each(|at| reader.read(at, &mut record).unwrap());
+    for (name, kind) in expected {
+        let error = open_names(&["unread.h5"], &[("inputs", Setting::List(vec![text(name)]))]).unwrap_err().to_string();
+        assert!(error.contains("unread.h5, byte ") && error.contains(name) && error.contains(kind), "{error}");
+        assert!(!error.contains("damaged"), "{error}");
+    }
+}
+
+/// The library cannot list a group with a virtual dataset, but opens the others.
+#[test]
+fn a_virtual_dataset_does_not_hide_those_that_are_named() {
+    let error = open_names(&["virtual.h5"], &[]).unwrap_err().to_string();
+    assert!(error.contains("unsupported layout class 3 (a virtual dataset)") && !error.contains("damaged"), "{error}");
+    let inputs = |name: &str| ("inputs", Setting::List(vec![text(name)]));
+    let reader = open_names(&["virtual.h5"], &[inputs("/in/x")]).unwrap();
+    let in_group = open_names(&["virtual.h5"], &[inputs("x"), ("group", text("/in"))]).unwrap();
+    assert_eq!((reader.len(), in_group.len()), (6, 6));
+    let error = open_names(&["virtual.h5"], &[inputs("virtual")]).unwrap_err().to_string();
+    assert!(error.contains("(a virtual dataset)"), "{error}");
+    assert!(open_names(&["virtual.h5"], &[inputs("none")]).unwrap_err().to_string().contains("\"none\""));
+}
+
+#[test]
+fn reals_beyond_32_bits_are_errors_of_their_record() {
+    let reader = open_names(&["unread.h5"], &[("inputs", Setting::List(vec![text("x")]))]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = std::fs::read(path("unread.h5")).unwrap();
+    let place = bytes.windows(8).position(|window| window == 4.25_f64.to_le_bytes()).unwrap();
+    bytes[place..place + 8].copy_from_slice(&1e300_f64.to_le_bytes());
+    let wide = dir.path().join("wide.h5");
+    std::fs::write(&wide, bytes).unwrap();
+    let inputs = settings(&[("inputs", Setting::List(vec![text("x")]))]);
+    let wide = open(&[DataFile::at(&wide).unwrap()], &inputs).unwrap();
+    let mut record = Record::new();
+    for at in 0..6 {
+        reader.read(at, &mut record).unwrap();
+        let read = wide.read(at, &mut record).map_err(|error| error.message);
+        let message = "dataset \"x\": it has 1e300, which is too large for 32 bits";
+        assert_eq!(read, if at == 4 { Err(message.into()) } else { Ok(()) });
+    }
 }
 
 #[test]

@@ -129,6 +129,16 @@ fn circles_of_links_end() {
 }
 
 #[test]
+fn a_folder_without_data_is_said_to_be_one() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("cats")).unwrap();
+    fs::write(directory.path().join("cats/notes.xyz"), "no image").unwrap();
+    let files = [DataFile::at(directory.path()).unwrap()];
+    let error = crate::format::choose(&files, &crate::formats::testing::settings(&[])).unwrap_err().to_string();
+    assert!(error.contains("a folder in which no data are found") && error.contains(".png"), "{error}");
+}
+
+#[test]
 fn labels_of_a_flat_folder_come_from_a_file() {
     let directory = folder(&["1.png", "2.png", "3.png"]);
     let labelled = |text: &str| {
@@ -151,11 +161,16 @@ fn labels_of_a_flat_folder_come_from_a_file() {
         ("a,b\n/etc/passwd,x\n", "not the name of a file", 4),
         ("a,b\nabsent.png,x\n", "no file \"absent.png\"", 4),
         ("a,b\n1.png\n", "fewer than two", 4),
+        ("1.png,cat\n2.png,dog\n", "line 1: a header is expected, but \"1.png\" is an image", 0),
+        ("a,b\n1.png,x\n2.png, \n", "line 3: the label of \"2.png\" is empty", 12),
+        ("a,b\n1.png,x\n2.png,y\n1.png,x\n", "line 4: \"1.png\" has a second label", 20),
     ] {
         let Err(OpenError::Read(error)) = labelled(text) else { panic!("{text}") };
         assert!(error.message.contains(message), "{error}");
         assert_eq!(error.offset, Some(offset), "{error}");
     }
+    // Images without a label are left out.
+    assert_eq!(labelled("a,b\n2.png,x\n").unwrap().len(), 1);
     assert!(labelled("a,b\n").is_err());
     fs::write(directory.path().join("labels.csv"), b"a,b\n1.png,\xff\n").unwrap();
     assert!(open_paths(&[directory.path()]).unwrap_err().to_string().contains("UTF-8"));

@@ -1,6 +1,7 @@
 //! What the values of a key are, over all lines, and reading them as that.
 
 use crate::record::{Record, RecordKind};
+use kolo_graph::types::DIMS_MAX;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,16 +78,28 @@ fn is_whole(value: &Value) -> bool {
     }
 }
 
-/// The shape of a number or of nested lists of numbers; `None` if it is anything else, or lists differ in length.
+/// The shape of a number or of nested lists of numbers; `None` if it is anything else, lists differ in length, or lists lie
+/// deeper than a tensor has dims. Every value is looked at once.
 fn shape_of(value: &Value) -> Option<Vec<usize>> {
-    match value {
-        Value::Bool(_) | Value::Number(_) => Some(vec![]),
-        Value::Array(values) => {
-            let inner = shape_of(values.first()?)?;
-            let same = values.iter().all(|value| shape_of(value).as_ref() == Some(&inner));
-            same.then(|| [&[values.len()], &inner[..]].concat())
+    let (mut shape, mut first) = (Vec::new(), value);
+    while let Value::Array(values) = first {
+        if shape.len() == DIMS_MAX {
+            return None;
         }
-        _ => None,
+        shape.push(values.len());
+        first = values.first()?;
+    }
+    has_shape(value, &shape).then_some(shape)
+}
+
+/// Whether this is a number, or lists of these lengths with numbers in them.
+fn has_shape(value: &Value, shape: &[usize]) -> bool {
+    match (value, shape) {
+        (Value::Bool(_) | Value::Number(_), []) => true,
+        (Value::Array(values), [len, inner @ ..]) => {
+            values.len() == *len && values.iter().all(|value| has_shape(value, inner))
+        }
+        _ => false,
     }
 }
 
@@ -103,9 +116,11 @@ pub(super) fn read_value(value: Value, kind: &RecordKind, column: usize, record:
         (Value::Null, _) => record.missing(column),
         (value, RecordKind::Text) => record.text(column).push_str(&text_of(&value)),
         (value, RecordKind::Int { shape, .. } | RecordKind::Real { shape }) => {
-            let found = shape_of(&value).ok_or_else(|| "has a value that is not a number".to_string())?;
-            if found != *shape {
-                return Err(format!("has a value of the shape {found:?}, but the first one has {shape:?}"));
+            if !has_shape(&value, shape) {
+                return Err(match shape_of(&value) {
+                    Some(found) => format!("has a value of the shape {found:?}, but the first one has {shape:?}"),
+                    None => "has a value that is neither a number nor nested lists of numbers of one shape".into(),
+                });
             }
             match kind {
                 RecordKind::Int { classes, .. } => {

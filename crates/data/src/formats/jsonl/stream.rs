@@ -1,9 +1,10 @@
 //! JSON objects front to back. A record is a line.
 
 use super::columns::{self, KeyScan};
-use super::{COLUMNS_MAX, LINE_BYTES_MAX, object, read_line};
+use super::{COLUMNS_MAX, LINE_BYTES_MAX, is_empty, object, read_line};
 use crate::error::ReadError;
 use crate::format::OpenError;
+use crate::formats::encoding;
 use crate::record::{Record, RecordColumn, RecordKind};
 use crate::stream::{ByteStream, RawRecord, RawRecords, StreamFormat, StreamHead};
 use kolo_graph::settings::{SIZE_MAX, Settings};
@@ -26,6 +27,7 @@ struct JsonStream {
 
 pub(super) fn open(head: &StreamHead<'_>, settings: &Settings) -> Result<Box<dyn StreamFormat>, OpenError> {
     let vocab = settings.count_in("vocab", 0, 0, SIZE_MAX)?;
+    encoding::refuse_utf16(head.path, head.bytes)?;
     let (path, keys) = (head.path.into(), BTreeMap::new());
     Ok(Box::new(JsonStream { path, vocab, keys, columns: vec![], real_columns: vec![], bad: None }))
 }
@@ -58,7 +60,7 @@ impl RawRecords for JsonRecords {
                 let message = format!("line {} has more than {LINE_BYTES_MAX} bytes", self.line);
                 return Err(ReadError::new(message, "write one object per line").in_file(&path).at(start));
             }
-            if read == 0 || !raw.bytes.trim_ascii().is_empty() {
+            if read == 0 || !is_empty(&raw.bytes) {
                 return Ok(read > 0);
             }
         }

@@ -2,6 +2,7 @@ use super::*;
 use crate::formats::testing::{file, open, open_bytes, read, read_error, survive_damage};
 use crate::record::{RecordKind, RecordValue};
 use kolo_graph::settings::Setting;
+use kolo_graph::types::DIMS_MAX;
 
 #[test]
 fn records_of_the_library_are_read_packed_or_not() {
@@ -33,6 +34,21 @@ fn records_of_the_library_are_read_packed_or_not() {
         let second = [none.clone(), ints(&[0]), ints(&[3, 9]), none, text(""), reals(&[0.0, 0.0, 0.0, 1.0])];
         assert_eq!(values(1), second);
     }
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_line() {
+    // Of two files that were joined, too.
+    let bytes = b"\xef\xbb\xbf{\"x\": 1}\n\xef\xbb\xbf\n\xef\xbb\xbf{\"x\": 2}\n\xef\xbb\xbf{\"x\": }\n";
+    let (dir, random) = open_bytes(&FORMAT, bytes, &[]);
+    for reader in [random, crate::formats::testing::open_stream(&dir.path().join("file.jsonl"), &[])] {
+        let reader = reader.unwrap();
+        assert_eq!(reader.len(), 3);
+        assert_eq!(read(&*reader, 0).value(0), &RecordValue::Ints(vec![1]));
+        assert_eq!(read(&*reader, 1).value(0), &RecordValue::Ints(vec![2]));
+        assert_eq!(reader.read(2, &mut Record::new()).unwrap_err().offset, Some(bytes.len() as u64 - 2));
+    }
+    assert!(sniff(Path::new("a"), bytes));
 }
 
 #[test]
@@ -68,6 +84,42 @@ fn a_key_with_text_and_numbers_is_text_and_says_why() {
     assert_eq!(reader.columns()[0].kind, RecordKind::Text);
     assert_eq!(read(&*reader, 2).value(0), &RecordValue::Text("1.5".into()));
     assert!(reader.kind_reason(0).unwrap().ends_with("line 2: \"one\" is not a number"));
+}
+
+/// The time that lists take grows with their number of values, not with two to the power of their depth.
+#[test]
+fn deep_lists_are_text_and_are_read_at_once() {
+    let lists = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+    for (depth, is_number) in [(1, true), (DIMS_MAX, true), (DIMS_MAX + 1, false), (100, false)] {
+        let (_dir, reader) = open_bytes(&FORMAT, format!("{{\"a\": {}}}\n", lists(depth)).as_bytes(), &[]);
+        let reader = reader.unwrap();
+        let expected = match is_number {
+            true => RecordValue::Ints(vec![1]),
+            false => RecordValue::Text(lists(depth)),
+        };
+        assert_eq!(read(&*reader, 0).value(0), &expected, "{depth}");
+    }
+    // Of lists that branch, too.
+    let tree = (0..DIMS_MAX).fold("1".to_string(), |inner, _| format!("[{inner}, {inner}, {inner}]"));
+    let (_dir, reader) = open_bytes(&FORMAT, format!("{{\"a\": {tree}}}\n").as_bytes(), &[]);
+    assert_eq!(reader.unwrap().columns()[0].kind, RecordKind::Int { shape: vec![3; DIMS_MAX], classes: None });
+}
+
+#[test]
+fn lists_of_other_shapes_are_errors_of_their_line() {
+    let bytes = b"{\"x\": [[1], [2]]}\n{\"x\": [[1], [2, 3]]}\n{\"x\": [1, 2]}\n";
+    let (mut keys, mut record) = (BTreeMap::new(), Record::new());
+    let first = object(b"{\"x\": [[1], [2]]}").unwrap();
+    columns::note(&mut keys, &first, Path::new("a.jsonl"), 1);
+    let columns = [RecordColumn { name: "x".into(), kind: keys["x"].kind(0) }];
+    let errors: Vec<Option<String>> = bytes
+        .split(|byte| *byte == b'\n')
+        .take(3)
+        .map(|line| Some(read_line(&columns, line, &mut record).err()?.message))
+        .collect();
+    let uneven = "key \"x\" has a value that is neither a number nor nested lists of numbers of one shape";
+    let other = "key \"x\" has a value of the shape [2], but the first one has [2, 1]";
+    assert_eq!(errors, [None, Some(uneven.into()), Some(other.into())]);
 }
 
 #[test]

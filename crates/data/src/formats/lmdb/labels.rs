@@ -3,9 +3,9 @@
 
 use super::{Environment, keys};
 use crate::error::{ReadError, shown};
+use crate::files::DataFile;
 use crate::formats::labels::Labels;
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
 
 /// Bytes of the file.
@@ -27,12 +27,12 @@ pub(super) fn read(path: &Path, environments: &[Environment]) -> Result<Labels, 
             labels.push(label.clone());
         }
     }
-    Ok(Labels::of(labels))
+    Labels::of(labels).map_err(|message| ReadError::new(message, "scale the labels").in_file(path))
 }
 
 fn by_key(path: &Path) -> Result<HashMap<Vec<u8>, String>, ReadError> {
     let failed = |error: std::io::Error| ReadError::io(path, &error);
-    let file = File::open(path).map_err(failed)?;
+    let file = DataFile::at(path)?.open()?;
     let bytes = file.metadata().map_err(failed)?.len();
     if bytes > FILE_BYTES_MAX {
         let message = format!("it has {bytes} bytes; {FILE_BYTES_MAX} are allowed");
@@ -50,6 +50,9 @@ fn by_key(path: &Path) -> Result<HashMap<Vec<u8>, String>, ReadError> {
         let (Some(key), Some(label)) = (line.get(0), line.get(1)) else {
             return Err(wrong("a line has fewer than two columns".into()));
         };
+        if label.trim().is_empty() {
+            return Err(wrong(format!("the label of {} is empty", shown(key))));
+        }
         if known.insert(key.trim().as_bytes().to_vec(), label.trim().to_string()).is_some() {
             return Err(wrong(format!("{} has a second label", shown(key))));
         }

@@ -174,6 +174,7 @@ fn labels_come_from_a_table_of_keys() {
     for (text, part) in [
         (missing.as_str(), "it has no label for the key"),
         ("key,label\na\n", "fewer than two columns"),
+        ("key,label\na,\n", "the label of \"a\" is empty"),
         ("key,label\na,1\na,2\n", "\"a\" has a second label"),
     ] {
         match with(text) {

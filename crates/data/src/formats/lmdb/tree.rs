@@ -85,7 +85,8 @@ impl Meta {
         }
         if ByteReader::at(meta, 4).u32() != Some(VERSION) {
             let version = ByteReader::at(meta, 4).u32().unwrap_or(0);
-            return Err(wrong(&format!("this is version {version} of the LMDB format; kolo reads version {VERSION}")));
+            let message = format!("this is version {version} of the LMDB format; kolo reads version {VERSION}");
+            return Err(contents.unsupported(offset, message, "copy the records with a current version of LMDB"));
         }
         // The size of a page stands in the first database, that of free pages.
         let page_bytes = ByteReader::at(meta, 24).u32().unwrap_or(0);
@@ -156,6 +157,11 @@ impl<'c> Tree<'c> {
             match kind {
                 BRANCH_PAGE => self.page(node.child(), depth + 1, each)?,
                 LEAF_PAGE => {
+                    if node.flags & (DUPLICATES | LONG_VALUE) == DUPLICATES {
+                        let message = "a key has several values (MDB_DUPSORT), which kolo does not read";
+                        let hint = "write the values under keys of their own, into a database without `dupsort`";
+                        return Err(contents.unsupported(offset + at as u64, message, hint));
+                    }
                     let found = node.found(offset, self.page_bytes);
                     let found = found.map_err(|what| contents.damaged(offset + at as u64, what))?;
                     if let Found::Value(entry) = &found {
@@ -214,7 +220,7 @@ impl<'p> Node<'p> {
                 let database = here.and_then(Database::parse).ok_or("a database has no root")?;
                 return Ok(Found::Database(database.root));
             }
-            _ => return Err("a key has several values (MDB_DUPSORT), which kolo does not support"),
+            _ => return Err("the flags of a value make no sense"),
         };
         Ok(Found::Value(Entry { key_at, value_at, value_bytes, key_bytes }))
     }

@@ -40,6 +40,26 @@ fn archives_hold_images_and_labels_stored_or_deflated() {
 }
 
 #[test]
+fn names_of_any_letters_are_searched_for_labels() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    for name in ["éx_y.npy", "y_é.npy", "données-labels-été.npy", "日本 y.npy", "y.npy"] {
+        std::fs::write(place(name), b"").unwrap();
+    }
+    for (samples, labels) in [
+        ("éx_x.npy", Some("éx_y.npy")),
+        ("x_é.npy", Some("y_é.npy")),
+        ("données-images-été.npy", Some("données-labels-été.npy")),
+        ("éx.npy", None),
+        ("xé.npy", None),
+        ("日本_éxé.npy", None),
+        ("x.npy", Some("y.npy")),
+    ] {
+        assert_eq!(found_labels(&place(samples)), labels.map(place), "{samples}");
+    }
+}
+
+#[test]
 fn labels_are_found_beside_the_samples_or_given() {
     let beside = open(&FORMAT, &[file("pair_x.npy")], &[]).unwrap();
     let both = open(&FORMAT, &[file("pair_x.npy"), file("pair_y.npy")], &[]).unwrap();
@@ -75,6 +95,23 @@ fn rows_of_whole_numbers_are_tokens_with_a_vocabulary() {
 }
 
 #[test]
+fn numbers_that_do_not_fit_are_errors_of_their_sample() {
+    let wide = [1.0, f64::INFINITY, 1e300].iter().flat_map(|value: &f64| value.to_le_bytes()).collect::<Vec<_>>();
+    let long = [1, u64::MAX / 2, 1 << 63].iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+    for (descr, data, message) in [
+        ("<f8", wide, "array \"x\" has 1e300, which is too large for 32 bits"),
+        ("<u8", long, "array \"x\" has 9223372036854775808, which is larger than 9223372036854775807"),
+    ] {
+        let file = npy(descr, "(3,)", &data);
+        let (_dir, reader) = open_bytes(&FORMAT, &file, &[]);
+        let reader = reader.unwrap();
+        read(&*reader, 1);
+        let error = reader.read(2, &mut crate::record::Record::new()).unwrap_err();
+        assert_eq!((&error.message[..], error.offset), (message, Some(file.len() as u64 - 8)));
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_explained() {
     for (name, expected) in [
         ("npy_fortran.npy", "Fortran order"),
@@ -95,6 +132,86 @@ fn what_cannot_be_read_is_explained() {
 fn damaged_files_are_refused() {
     survive_damage(&FORMAT, &std::fs::read(file("npy_little_u2.npy")).unwrap(), &[]);
     survive_damage(&ARCHIVE, &std::fs::read(file("npz_deflated.npz")).unwrap(), &[]);
+}
+
+/// An archive of stored members with these names, methods and contents.
+fn zipped(members: &[(&str, u16, Vec<u8>)]) -> Vec<u8> {
+    let (mut bytes, mut list) = (Vec::new(), Vec::new());
+    for (name, method, data) in members {
+        let mut crc = flate2::Crc::new();
+        crc.update(data);
+        let (offset, size) = (bytes.len() as u32, data.len() as u32);
+        let sizes = [[0; 4], crc.sum().to_le_bytes(), size.to_le_bytes(), size.to_le_bytes()].concat();
+        let lengths = [name.len() as u16, 0].map(u16::to_le_bytes).concat();
+        let start = [&[20, 0, 0, 0][..], &method.to_le_bytes(), &sizes, &lengths].concat();
+        bytes.extend([b"PK\x03\x04", &start[..], name.as_bytes(), data].concat());
+        list.extend([b"PK\x01\x02\x14\0", &start[..], &[0; 10], &offset.to_le_bytes(), name.as_bytes()].concat());
+    }
+    let end = [list.len() as u32, bytes.len() as u32].map(u32::to_le_bytes).concat();
+    [&bytes[..], &list, b"PK\x05\x06", &[0; 8], &end, &[0; 2]].concat()
+}
+
+/// An `.npy` file of bytes.
+fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}}}");
+    [&b"\x93NUMPY\x01\x00"[..], &(header.len() as u16).to_le_bytes(), header.as_bytes(), data].concat()
+}
+
+#[test]
+fn arrays_that_are_not_read_matter_only_where_they_are_named() {
+    let members = [
+        ("x.npy", 0, npy("<f4", "(2,)", &[0; 8])),
+        ("words.npy", 0, npy("<U1", "(2,)", &[0; 8])),
+        ("rate.npy", 0, npy("<f4", "()", &[0; 4])),
+        ("none.npy", 0, npy("<f4", "(3, 0)", &[])),
+        ("packed.npy", 12, vec![0; 9]),
+        ("note.txt", 0, b"hello".to_vec()),
+    ];
+    let archive = zipped(&members);
+    let (_dir, reader) = open_bytes(&ARCHIVE, &archive, &[]);
+    let reader = reader.unwrap();
+    assert_eq!((reader.columns().len(), reader.len()), (1, 2));
+    let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+    let expected = [("words", "<U1"), ("rate", "f32 []"), ("none", "f32 [3, 0]"), ("packed", "compressed with bzip2")];
+    assert_eq!(unread, expected);
+    let (_dir, reader) = open_bytes(&ARCHIVE, &archive, &[("arrays", text("x"))]);
+    assert!(reader.unwrap().unread().is_empty());
+    for (name, message) in [
+        ("words", "array \"words\": elements of the type \"<U1\" cannot be read"),
+        ("rate", "array \"rate\" has no dims, so it holds no samples"),
+        ("none", "a sample must have 1 to"),
+        ("packed", "member \"packed.npy\" is compressed with bzip2, which kolo does not read"),
+    ] {
+        let error = read_error(open_bytes(&ARCHIVE, &archive, &[("arrays", text(name))]).1);
+        assert!(error.message.contains(message) && !error.hint.contains("damaged"), "{error}");
+        // Alone in its file it is an error, too.
+        let alone: Vec<_> = members.iter().filter(|member| member.0.starts_with(name)).cloned().collect();
+        let error = read_error(open_bytes(&ARCHIVE, &zipped(&alone), &[]).1);
+        assert!(error.message.contains(message), "{error}");
+    }
+    let error = open_bytes(&ARCHIVE, &archive, &[("arrays", text("x, x"))]).1.unwrap_err().to_string();
+    assert!(error.contains("`data.arrays` names \"x\" twice"), "{error}");
+    let twice = zipped(&[members[0].clone(), members[0].clone()]);
+    assert!(read_error(open_bytes(&ARCHIVE, &twice, &[]).1).message.contains("two members named \"x.npy\""));
+}
+
+/// Every bit of a member's data counts, stored or deflated.
+#[test]
+fn checksums_of_members_are_checked() {
+    for name in ["npz_stored.npz", "npz_deflated.npz"] {
+        let bytes = std::fs::read(file(name)).unwrap();
+        let contents = DataFile::at(&file(name)).unwrap().contents(&crate::formats::testing::settings(&[])).unwrap();
+        for member in zip::members(&contents).unwrap() {
+            let (start, len) = member.place(&contents).unwrap();
+            for at in (start..start + len).step_by(7) {
+                let mut damaged = bytes.clone();
+                damaged[at as usize] ^= 0x10;
+                let error = read_error(open_bytes(&ARCHIVE, &damaged, &[]).1);
+                assert!(error.message.contains(&format!("member \"{}\"", member.name)), "{name}, byte {at}: {error}");
+                assert!(error.offset.is_some_and(|offset| offset <= at), "{error}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Just enough of zip for `.npz`: the list of members, where a stored one lies, and unpacking a deflated one. With zip64,
 //! which NumPy writes for large arrays; without encryption and without archives in parts.
 
+use crate::arrays::Unreadable;
 use crate::error::ReadError;
 use crate::files::Contents;
 use flate2::read::DeflateDecoder;
@@ -18,6 +19,8 @@ const LOCAL: &[u8] = b"PK\x03\x04";
 const LOCAL_BYTES: usize = 30;
 /// The comment behind the end record has 16 bits for its length.
 const COMMENT_BYTES_MAX: u64 = u16::MAX as u64;
+/// What is read at once.
+const BLOCK_BYTES: usize = 256 << 10;
 /// Of the list of members.
 const LIST_BYTES_MAX: u64 = 16 << 20;
 /// Stands where the true number is in the zip64 extra field.
@@ -32,7 +35,7 @@ pub struct Member {
     packed_bytes: u64,
     bytes: u64,
     /// Of its local header.
-    offset: u64,
+    pub offset: u64,
 }
 
 /// The members of an archive, in the order of its list.
@@ -129,8 +132,8 @@ impl Member {
         Some(())
     }
 
-    /// Contents with this member, and its range in them. What it unpacks to is taken from the bytes that are `left` for all.
-    pub fn open(&self, archive: &Contents, left: &mut u64) -> Result<(Contents, (u64, u64)), ReadError> {
+    /// Where what is packed starts, and its bytes.
+    pub fn place(&self, archive: &Contents) -> Result<(u64, u64), ReadError> {
         let damaged = |message: String| archive.damaged(self.offset, format!("member \"{}\" {message}", self.name));
         let mut local = [0; LOCAL_BYTES];
         archive.read_at(self.offset, &mut local)?;
@@ -141,15 +144,54 @@ impl Member {
         let lengths = [26, 28].map(|at| ByteReader::at(&local, at).u16().map_or(0, u64::from));
         let start = self.offset + LOCAL_BYTES as u64 + lengths[0] + lengths[1];
         archive.check(start, self.packed_bytes)?;
+        Ok((start, self.packed_bytes))
+    }
+
+    /// Contents with this member, and its range in them. What it unpacks to is taken from the bytes that are `left` for all.
+    /// The checksum is checked.
+    pub fn open(&self, archive: &Contents, left: &mut u64) -> Result<(Contents, (u64, u64)), Unreadable> {
+        let (start, _) = self.place(archive)?;
+        let unread = |kind: String| {
+            let message = format!("member \"{}\" is {kind}, which kolo does not read", self.name);
+            let hint = "write the archive with `numpy.savez` or `numpy.savez_compressed`";
+            Unreadable::kind(kind, ReadError::new(message, hint).in_file(archive.path()).at(self.offset))
+        };
         match self.method {
-            _ if self.encrypted => Err(damaged("is encrypted".into())),
-            0 if self.bytes == self.packed_bytes => Ok((archive.clone(), (start, self.bytes))),
-            0 => Err(damaged("is stored, and its two sizes differ".into())),
+            _ if self.encrypted => Err(unread("encrypted".into())),
+            0 if self.bytes == self.packed_bytes => {
+                self.check_stored(archive, start)?;
+                Ok((archive.clone(), (start, self.bytes)))
+            }
+            0 => {
+                let message = format!("member \"{}\" is stored, and its two sizes differ", self.name);
+                Err(archive.damaged(self.offset, message).into())
+            }
             8 => {
                 let unpacked = self.unpack(archive, start, left)?;
                 Ok((unpacked, (0, self.bytes)))
             }
-            method => Err(damaged(format!("is compressed by method {method}; 0 and 8 can be read"))),
+            9 => Err(unread("compressed with deflate64".into())),
+            12 => Err(unread("compressed with bzip2".into())),
+            14 => Err(unread("compressed with lzma".into())),
+            93 => Err(unread("compressed with zstd".into())),
+            method => Err(unread(format!("compressed with method {method} of zip"))),
+        }
+    }
+
+    /// Reads a stored member once, as nothing else would notice that it is damaged.
+    fn check_stored(&self, archive: &Contents, start: u64) -> Result<(), ReadError> {
+        let mut stored = archive.stream_from(start).take(self.bytes);
+        let (mut crc, mut buffer) = (flate2::Crc::new(), vec![0; BLOCK_BYTES]);
+        loop {
+            let read = stored.read(&mut buffer).map_err(|error| ReadError::io(archive.path(), &error).at(start))?;
+            if read == 0 {
+                break;
+            }
+            crc.update(&buffer[..read]);
+        }
+        match crc.sum() == self.crc {
+            true => Ok(()),
+            false => Err(archive.damaged(start, format!("member \"{}\" has a wrong checksum", self.name))),
         }
     }
 
@@ -165,7 +207,7 @@ impl Member {
         let mut unpacking = DeflateDecoder::new(packed).take(self.bytes + 1);
         let failed = |error: std::io::Error| ReadError::io(archive.path(), &error).at(start);
         let mut target = tempfile::tempfile().map_err(failed)?;
-        let (mut crc, mut buffer, mut bytes) = (flate2::Crc::new(), vec![0; 64 << 10], 0);
+        let (mut crc, mut buffer, mut bytes) = (flate2::Crc::new(), vec![0; BLOCK_BYTES], 0);
         loop {
             let read = unpacking.read(&mut buffer).map_err(|error| damaged(format!("does not unpack: {error}")))?;
             if read == 0 {

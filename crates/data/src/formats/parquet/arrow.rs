@@ -8,7 +8,7 @@ mod schema;
 
 use super::columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
 use super::table::{Column, Field, Kind, Schema};
-use super::{TableFile, TableReader, push_rows};
+use super::{TableFile, TableReader, UNITS_TRIED, push_rows};
 use crate::error::ReadError;
 use crate::files::Contents;
 use crate::format::Format;
@@ -16,7 +16,7 @@ use crate::guard::guarded;
 use crate::units::{Decode, Rows, Units};
 use batch::{BatchReader, Dictionaries};
 use bytes::Bytes;
-use message::{Block, CONTINUATION, Header, MAGIC, Messages, body, message, read_block, rows};
+use message::{Block, CONTINUATION, FEATHER_1, Header, MAGIC, Messages, body, message, read_block, rows};
 use schema::{Form, Layout};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,9 @@ pub(super) const FORMAT: Format = Format {
 const DICTIONARIES_BYTES_FREE: u64 = 1 << 30;
 
 fn sniff(_: &Path, head: &[u8]) -> bool {
-    head.starts_with(MAGIC) || (head.starts_with(&CONTINUATION) && head.len() >= 16 && head[7] == 0)
+    head.starts_with(MAGIC)
+        || head.starts_with(FEATHER_1)
+        || (head.starts_with(&CONTINUATION) && head.len() >= 16 && head[7] == 0)
 }
 
 /// One open file.
@@ -125,6 +127,13 @@ impl ArrowFile {
     }
 }
 
+/// Where the values of the first record batch are.
+#[cfg(test)]
+pub(super) fn first_values(contents: &Contents) -> u64 {
+    let block = &Messages::of(contents).unwrap().batches[0];
+    block.offset() + block.meta as u64
+}
+
 #[derive(Debug)]
 struct Batches {
     files: Vec<ArrowFile>,
@@ -148,20 +157,29 @@ impl Decode for Batches {
     }
 }
 
-/// Completes the kinds of the columns from the first rows.
+/// Completes the kinds of the columns from the first rows of batches that can be decoded. Rows of one that cannot are errors
+/// when they are read, so that they can be skipped.
 fn look_at_first(files: &[ArrowFile], columns: &mut TableColumns) -> Result<(), ReadError> {
-    let mut looked_at = 0;
-    for file in files {
-        for number in 0..file.batches.len() {
-            if !columns.need_values() || looked_at >= ROWS_LOOKED_AT {
-                return Ok(());
+    let (mut looked_at, mut tried, mut bad) = (0, 0, None);
+    for (file, number) in files.iter().flat_map(|file| (0..file.batches.len()).map(move |number| (file, number))) {
+        if !columns.need_values() || looked_at >= ROWS_LOOKED_AT || tried == UNITS_TRIED {
+            break;
+        }
+        match guarded(file.contents.path(), || file.batch(number, columns)) {
+            Ok((batch, rows)) => {
+                columns.look_at(&batch);
+                looked_at += rows;
             }
-            let (batch, rows) = file.batch(number, columns)?;
-            columns.look_at(&batch);
-            looked_at += rows;
+            Err(error) => {
+                tried += 1;
+                bad = bad.or(Some(error));
+            }
         }
     }
-    Ok(())
+    match bad {
+        Some(bad) if looked_at == 0 => Err(bad),
+        _ => Ok(()),
+    }
 }
 
 impl TableFile for ArrowFile {
@@ -186,9 +204,7 @@ fn reader(files: Vec<ArrowFile>, mut columns: TableColumns, budget: usize) -> Re
             unit_rows.push(guarded(file.contents.path(), || rows(&file.contents, block))?);
         }
     }
-    if let Some(first) = files.first() {
-        guarded(first.contents.path(), || look_at_first(&files, &mut columns))?;
-    }
+    look_at_first(&files, &mut columns)?;
     let (records, unread) = (columns.records.clone(), columns.unread.clone());
     let decoder = Batches { files, units, columns };
     Ok(TableReader { units: Units::new(Box::new(decoder), records, &unit_rows, budget), unread })

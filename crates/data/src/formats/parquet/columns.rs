@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// Rows that may be looked at for the first value of a column that is not null.
 pub(super) const ROWS_LOOKED_AT: usize = 1024;
+/// Values that tell whether bytes are images.
+const VALUES_LOOKED_AT: usize = 16;
 /// Lists within lists.
 const DEPTH_MAX: usize = 8;
 
@@ -108,8 +110,18 @@ impl TableColumns {
                     column.is_known = true;
                 }
                 (_, kind) => {
-                    let Some(row) = rows.next() else { continue };
-                    if values::bytes(values, row).is_some_and(is_image) {
+                    let (mut images, mut others) = (0, 0);
+                    for row in rows.take(VALUES_LOOKED_AT) {
+                        match values::bytes(values, row).is_some_and(is_image) {
+                            true => images += 1,
+                            false => others += 1,
+                        }
+                    }
+                    if images + others == 0 {
+                        continue;
+                    }
+                    // What is none among them is an error when it is decoded.
+                    if images > others {
                         *kind = RecordKind::Image;
                     }
                     column.is_known = true;
@@ -235,5 +247,13 @@ fn class_names(metadata: &HashMap<String, String>) -> HashMap<String, Arc<[Strin
 /// An error of a decoder in the words of this crate.
 pub(super) fn decode_error(path: &std::path::Path, what: &str, error: impl std::fmt::Display) -> ReadError {
     let message = format!("{what}: {error}");
-    ReadError::new(message, "the file is damaged or cut short; copy or make it again").in_file(path)
+    let lower = message.to_lowercase();
+    let hint = match UNSUPPORTED.iter().any(|word| lower.contains(word)) {
+        true => "kolo does not read this: write the table again as pyarrow does by default",
+        false => "the file is damaged or cut short; copy or make it again",
+    };
+    ReadError::new(message, hint).in_file(path)
 }
+
+/// Words in which decoders say that they do not know how to read something, and not that it makes no sense.
+const UNSUPPORTED: [&str; 4] = ["unsupported", "not supported", "nyi: ", "disabled feature"];

@@ -73,8 +73,7 @@ impl<'p> LeafReader<'p> {
                 })
             }
             (ColumnReader::FloatColumnReader(reader), Some(_)) => levels.column(reader, rows, Values::Reals),
-            (ColumnReader::DoubleColumnReader(reader), Some(_)) => levels
-                .column(reader, rows, |values| Values::Reals(values.into_iter().map(|value| value as f32).collect())),
+            (ColumnReader::DoubleColumnReader(reader), Some(_)) => levels.column(reader, rows, Values::Doubles),
             (ColumnReader::FixedLenByteArrayColumnReader(reader), Some(_)) => {
                 levels.column(reader, rows, |values| Values::Reals(values.iter().map(half).collect()))
             }
@@ -178,6 +177,7 @@ fn spread(values: Values, items: usize, defined: Option<Vec<bool>>) -> Column {
         Values::Ints(values) => Values::Ints(spaced(values, &defined, &0)),
         Values::Unsigned(values) => Values::Unsigned(spaced(values, &defined, &0)),
         Values::Reals(values) => Values::Reals(spaced(values, &defined, &0.0)),
+        Values::Doubles(values) => Values::Doubles(spaced(values, &defined, &0.0)),
         Values::Parts(values) => Values::Parts(spaced(values, &defined, &ByteArray::from(Bytes::new()))),
         other => other,
     };

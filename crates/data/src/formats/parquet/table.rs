@@ -172,6 +172,8 @@ pub(super) enum Values {
     /// Of 64 bits: some may be too large for `i64`.
     Unsigned(Vec<u64>),
     Reals(Vec<f32>),
+    /// Of 64 bits: some may be too large for `f32`.
+    Doubles(Vec<f64>),
     /// Numbers as the file holds them, little-endian.
     Raw(Number, Bytes),
     /// Booleans, a bit for each.

@@ -155,6 +155,102 @@ fn a_list_of_another_length_fails_alone() {
     assert_eq!(read(4), Ok(RecordValue::Ints(vec![5, 6])));
 }
 
+/// Columns are told from the first row group or batch that can be decoded; rows of the others are errors of their own.
+#[test]
+fn a_damaged_start_does_not_hide_the_columns() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, name) in [("parquet", "table_none.parquet"), ("arrow", "table_zstd.arrow")] {
+        let mut bytes = std::fs::read(path(name)).unwrap();
+        let first = match format {
+            "parquet" => 4,
+            _ => {
+                let contents = DataFile::at(&path(name)).unwrap().contents(&settings()).unwrap();
+                arrow::first_values(&contents) as usize
+            }
+        };
+        bytes[first..first + 64].fill(0x7F);
+        let damaged = dir.path().join(name);
+        std::fs::write(&damaged, bytes).unwrap();
+        let reader = open_file(format, &damaged, &settings()).unwrap();
+        assert_eq!((reader.columns()[7].kind.clone(), reader.columns()[8].kind.clone()), (real(&[3]), int(&[2, 2])));
+        let mut record = Record::new();
+        for at in 0..50 {
+            assert_eq!(reader.read(at, &mut record).is_err(), at < 20, "{format}, row {at}");
+        }
+    }
+}
+
+#[test]
+fn bytes_are_images_if_most_of_the_first_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bytes.parquet");
+    let (image, other) = (&b"\x89PNG\r\n\x1a\n"[..], &b"none"[..]);
+    let mixed = |first: &[&'static [u8]]| [first, &[image; 3]].concat();
+    for (values, kind) in [
+        (mixed(&[other]), RecordKind::Image),
+        (mixed(&[other, image, other]), RecordKind::Image),
+        (mixed(&[other, other, other]), RecordKind::Bytes),
+    ] {
+        let values: Vec<_> = values.into_iter().map(|value| ByteArray::from(value.to_vec())).collect();
+        byte_arrays(&file, "x", &values, WriterProperties::builder());
+        let reader = open_file("parquet", &file, &settings()).unwrap();
+        assert_eq!(reader.columns()[0].kind, kind, "{values:?}");
+    }
+}
+
+/// What is intact but not read is not called damaged.
+#[test]
+fn what_is_not_supported_is_told_from_what_is_damaged() {
+    for (format, name, message, hint) in [
+        ("parquet", "brotli.parquet", "its column \"id\" is compressed with brotli", "`compression=\"zstd\"`"),
+        ("arrow", "first.feather", "this is version 1 of the Feather format", "`pyarrow.feather.write_feather"),
+        ("arrow", "legacy.arrows", "a version before 0.15", "`pyarrow.ipc.new_stream`"),
+    ] {
+        let error = open_as(format, &[name], &settings()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}, byte ")) && error.contains(message), "{error}");
+        assert!(error.contains(hint) && !error.contains("damaged"), "{error}");
+    }
+    assert_eq!(choose(&[DataFile::at(&path("first.feather")).unwrap()], &settings()).unwrap().name, "arrow");
+    let mut bytes = std::fs::read(path("raw.parquet")).unwrap();
+    let end = bytes.len() - 1;
+    bytes[end] = b'E';
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.parquet"), bytes).unwrap();
+    let error = open_file("parquet", &dir.path().join("a.parquet"), &settings()).unwrap_err().to_string();
+    assert!(error.contains("its footer is encrypted") && !error.contains("damaged"), "{error}");
+}
+
+/// Numbers of a dictionary are read from Parquet files, whose schema says nothing of it, but not from Arrow files.
+#[test]
+fn numbers_of_a_dictionary_are_named() {
+    let reader = open_as("arrow", &["codes.arrow"], &settings()).unwrap();
+    assert_eq!((reader.columns().len(), reader.unread().len(), &reader.unread()[0].name[..]), (0, 1, "code"));
+}
+
+/// Every bit of a page counts if it has a checksum.
+#[test]
+fn checksums_of_pages_are_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["checksums_1.parquet", "checksums_2.parquet"] {
+        let bytes = std::fs::read(path(name)).unwrap();
+        let file = ParquetFile::open(DataFile::at(&path(name)).unwrap().contents(&settings()).unwrap()).unwrap();
+        for chunk in file.metadata.row_group(0).columns() {
+            // The last page ends where its column does.
+            let (start, len) = chunk.byte_range();
+            let end = (start + len) as usize;
+            for at in end - 40..end {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 0x10;
+                let place = dir.path().join(name);
+                std::fs::write(&place, damaged).unwrap();
+                let reader = open_file("parquet", &place, &settings()).unwrap();
+                let error = reader.read(0, &mut Record::new()).unwrap_err().to_string();
+                assert!(error.contains("CRC") && error.contains(&format!("{name}, byte ")), "{error}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_empty_table_has_columns_and_no_rows() {
     let reader = open_as("parquet", &["empty.parquet"], &settings()).unwrap();
@@ -185,18 +281,23 @@ fn a_file_that_is_cut_or_is_none_names_itself() {
     }
 }
 
-/// A file with the same text in every row.
-fn equal_texts(path: &Path, text: &str, rows: usize, properties: WriterPropertiesBuilder) -> ParquetFile {
-    let schema = Arc::new(parse_message_type("message m { required binary x (STRING); }").unwrap());
+/// Writes a file with a column of these values.
+fn byte_arrays(path: &Path, column: &str, values: &[ByteArray], properties: WriterPropertiesBuilder) {
+    let schema = Arc::new(parse_message_type(&format!("message m {{ required binary {column}; }}")).unwrap());
     let out = std::fs::File::create(path).unwrap();
     let mut writer = SerializedFileWriter::new(out, schema, Arc::new(properties.build())).unwrap();
     let mut group = writer.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    let texts = vec![ByteArray::from(text.as_bytes().to_vec()); rows];
-    column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
+    column.typed::<ByteArrayType>().write_batch(values, None, None).unwrap();
     column.close().unwrap();
     group.close().unwrap();
     writer.close().unwrap();
+}
+
+/// A file with the same text in every row.
+fn equal_texts(path: &Path, text: &str, rows: usize, properties: WriterPropertiesBuilder) -> ParquetFile {
+    let texts = vec![ByteArray::from(text.as_bytes().to_vec()); rows];
+    byte_arrays(path, "x (STRING)", &texts, properties);
     ParquetFile::open(DataFile::at(path).unwrap().contents(&settings()).unwrap()).unwrap()
 }
 

@@ -1,6 +1,7 @@
 //! Values of decoded columns as numbers, text and bytes.
 
 use super::table::{Column, Kind, Number, Values, Words, bit};
+use crate::record::narrowed;
 use half::f16;
 use std::ops::Range;
 
@@ -59,6 +60,14 @@ fn extend_unsigned(values: impl Iterator<Item = u64>, out: &mut Vec<i64>) -> Res
     Ok(())
 }
 
+fn extend_narrowed(values: impl ExactSizeIterator<Item = f64>, out: &mut Vec<f32>) -> Result<(), String> {
+    out.reserve(values.len());
+    for value in values {
+        out.push(narrowed(value).map_err(|value| format!("it has {value}"))?);
+    }
+    Ok(())
+}
+
 /// Appends elements of a column of whole numbers or booleans.
 pub(super) fn extend_ints(column: &Column, range: Range<usize>, out: &mut Vec<i64>) -> Result<(), String> {
     check_range(column, &range)?;
@@ -90,10 +99,14 @@ pub(super) fn extend_reals(column: &Column, range: Range<usize>, out: &mut Vec<f
     check_range(column, &range)?;
     match &column.values {
         Values::Reals(values) => out.extend_from_slice(values.get(range).ok_or(WRONG_TYPE)?),
+        Values::Doubles(values) => extend_narrowed(values.get(range).ok_or(WRONG_TYPE)?.iter().copied(), out)?,
         Values::Raw(Number::Float { bits }, bytes) => match bits {
             16 => extend_raw(bytes, range, out, |bytes| f16::from_le_bytes(bytes).to_f32())?,
             32 => extend_raw(bytes, range, out, f32::from_le_bytes)?,
-            64 => extend_raw(bytes, range, out, |bytes| f64::from_le_bytes(bytes) as f32)?,
+            64 => {
+                let numbers = bytes.as_chunks().0.get(range).ok_or(WRONG_TYPE)?;
+                extend_narrowed(numbers.iter().map(|bytes| f64::from_le_bytes(*bytes)), out)?;
+            }
             _ => return Err(WRONG_TYPE.into()),
         },
         _ => return Err(WRONG_TYPE.into()),
@@ -245,6 +258,23 @@ mod tests {
         let values = Values::Raw(Number::Int { bits: 64, signed: true }, bytes.clone());
         assert!(extend_ints(&column(9, values), 0..9, &mut Vec::new()).is_err());
         assert!(ints(8, true, 1).unwrap_err().contains("elements 0 to 2 were requested, but there are 1"));
+    }
+
+    #[test]
+    fn reals_beyond_32_bits_are_told_and_infinite_ones_stay() {
+        let read = |values: Vec<f64>| {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+            let raw = Values::Raw(Number::Float { bits: 64 }, bytes.into());
+            [Values::Doubles(values), raw].map(|values| {
+                let mut out = Vec::new();
+                extend_reals(&column(2, values), 0..2, &mut out).map(|()| out)
+            })
+        };
+        let infinite = read(vec![f64::INFINITY, 0.1]);
+        assert_eq!(infinite, [Ok(vec![f32::INFINITY, 0.1]), Ok(vec![f32::INFINITY, 0.1])]);
+        for result in read(vec![1.0, -1e300]) {
+            assert_eq!(result, Err("it has -1e300, which is too large for 32 bits".into()));
+        }
     }
 
     #[test]

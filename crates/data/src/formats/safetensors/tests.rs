@@ -1,5 +1,5 @@
 use super::*;
-use crate::formats::testing::{file, open, open_bytes, read, read_error, survive_damage};
+use crate::formats::testing::{file, open, open_bytes, read, read_error, survive_damage, text};
 use crate::record::{RecordKind, RecordValue};
 
 #[test]
@@ -50,6 +50,24 @@ fn overlapping_and_missing_data_are_refused() {
     }
     let error = read_error(open_bytes(&FORMAT, &u64::MAX.to_le_bytes(), &[]).1);
     assert!(error.message.contains("18446744073709551615 bytes"), "{error}");
+}
+
+#[test]
+fn tensors_that_are_not_read_matter_only_where_they_are_named() {
+    let header = "{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\
+                  \"b\":{\"dtype\":\"F8_E4M3\",\"shape\":[2],\"data_offsets\":[2,4]},\
+                  \"c\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[4,8]}}";
+    let file = made(header, 8);
+    let (_dir, reader) = open_bytes(&FORMAT, &file, &[]);
+    let reader = reader.unwrap();
+    assert_eq!((reader.columns().len(), reader.len()), (1, 2));
+    let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+    assert_eq!(unread, [("b", "F8_E4M3"), ("c", "f32 []")]);
+    assert!(open_bytes(&FORMAT, &file, &[("arrays", text("a"))]).1.is_ok());
+    for (name, message) in [("b", "type F8_E4M3"), ("c", "has no dims")] {
+        let error = read_error(open_bytes(&FORMAT, &file, &[("arrays", text(name))]).1);
+        assert!(error.message.contains(message), "{error}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::example::{self, FeatureList, Malformed};
 use crate::error::shown;
 use crate::image;
-use crate::record::{Record, RecordColumn, RecordKind};
+use crate::record::{Record, RecordColumn, RecordKind, UnreadColumn};
 
 /// How the values of a column are stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,8 +14,8 @@ pub(super) enum Column {
     },
     Floats(usize),
     Ints(usize),
-    /// Of several types, or of lists of different lengths: no column.
-    Uneven,
+    /// No column, for what is said here.
+    Uneven(&'static str),
 }
 
 /// One column of the records.
@@ -29,26 +29,39 @@ pub(super) struct Feature {
 #[derive(Debug, Default)]
 pub(super) struct Found {
     features: Vec<Feature>,
+    records: usize,
 }
 
 impl Found {
+    /// The number of records that were added.
+    pub fn records(&self) -> usize {
+        self.records
+    }
+
+    /// Adds the features of a record. One that is malformed adds nothing.
     pub fn add(&mut self, record: &[u8]) -> Result<(), Malformed> {
+        let mut features = Vec::new();
         example::features(record, |name, list| {
             // A name that is no UTF-8 is no name that a job could say.
-            let (Ok(name), Some(column)) = (std::str::from_utf8(name), column(list)?) else { return Ok(()) };
+            if let (Ok(name), Some(column)) = (std::str::from_utf8(name), column(list)?) {
+                features.push((name, column));
+            }
+            Ok(())
+        })?;
+        for (name, column) in features {
             match self.features.binary_search_by(|feature| feature.name.as_str().cmp(name)) {
                 Ok(at) => self.features[at].column = self.features[at].column.with(column),
                 Err(at) => self.features.insert(at, Feature { name: name.into(), column }),
             }
-            Ok(())
-        })
+        }
+        self.records += 1;
+        Ok(())
     }
 
-    /// The columns, sorted by name.
-    pub fn columns(self) -> (Vec<RecordColumn>, Vec<Feature>) {
+    /// The columns and how they are read, sorted by name, and the features that are none.
+    pub fn columns(self) -> (Vec<RecordColumn>, Vec<Feature>, Vec<UnreadColumn>) {
         let shape = |count: usize| if count == 1 { vec![] } else { vec![count] };
-        let mut columns = Vec::new();
-        let mut features = Vec::new();
+        let (mut columns, mut features, mut unread) = (Vec::new(), Vec::new(), Vec::new());
         for feature in self.features {
             let kind = match feature.column {
                 Column::Bytes { is_image: true, .. } => RecordKind::Image,
@@ -56,12 +69,27 @@ impl Found {
                 Column::Bytes { .. } => RecordKind::Bytes,
                 Column::Floats(count) => RecordKind::Real { shape: shape(count) },
                 Column::Ints(count) => RecordKind::Int { shape: shape(count), classes: None },
-                Column::Uneven => continue,
+                Column::Uneven(kind) => {
+                    unread.push(UnreadColumn { name: feature.name, kind: kind.into() });
+                    continue;
+                }
             };
             columns.push(RecordColumn { name: feature.name.clone(), kind });
             features.push(feature);
         }
-        (columns, features)
+        (columns, features, unread)
+    }
+}
+
+const SEVERAL_BYTES: &str = "lists of texts or bytes";
+const OTHER_LENGTHS: &str = "lists of different lengths";
+const OTHER_TYPES: &str = "values of several types";
+
+/// What no feature being a column is called.
+pub(super) fn no_columns(unread: &[UnreadColumn]) -> String {
+    match unread.first() {
+        Some(first) => format!("none of its features is read: \"{}\" has {}", first.name, first.kind),
+        None => "the records are not `tf.train.Example`s with features".into(),
     }
 }
 
@@ -72,7 +100,7 @@ fn column(list: FeatureList<'_>) -> Result<Option<Column>, Malformed> {
         FeatureList::Bytes(bytes) => match single(bytes)? {
             (_, 0) => None,
             (value, 1) => Some(Column::Bytes { is_text: is_text(value), is_image: image::is_image(value) }),
-            _ => Some(Column::Uneven),
+            _ => Some(Column::Uneven(SEVERAL_BYTES)),
         },
         FeatureList::Floats(bytes) => {
             let mut values = Vec::new();
@@ -107,7 +135,9 @@ impl Column {
                 Self::Bytes { is_text: is_text && more_text, is_image: is_image && more_images }
             }
             (one, another) if one == another => one,
-            _ => Self::Uneven,
+            (Self::Uneven(kind), _) | (_, Self::Uneven(kind)) => Self::Uneven(kind),
+            (Self::Floats(_), Self::Floats(_)) | (Self::Ints(_), Self::Ints(_)) => Self::Uneven(OTHER_LENGTHS),
+            _ => Self::Uneven(OTHER_TYPES),
         }
     }
 }

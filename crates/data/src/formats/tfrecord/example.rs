@@ -3,7 +3,12 @@
 //! Only what is needed of the wire format, borrowed from the record: nothing is allocated but what the values take, which
 //! is bounded by the record's bytes.
 
-/// The values of a feature, not yet parsed.
+/// The fields of a feature, by the type of their values.
+const BYTES: u64 = 1;
+const FLOATS: u64 = 2;
+const INTS: u64 = 3;
+
+/// The values of a feature, not yet parsed: the feature from where its lists of this type begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum FeatureList<'r> {
     Bytes(&'r [u8]),
@@ -120,65 +125,76 @@ pub(super) fn features<'r>(
     })
 }
 
+/// Of lists of several types the last counts, and of one type all, one behind the other: so are messages merged.
 fn feature(mut feature: Message<'_>) -> Parsed<FeatureList<'_>> {
-    let mut list = FeatureList::Empty;
-    while let Some((field, value)) = feature.next()? {
-        match (field, value) {
-            (1, Value::Bytes(bytes)) => list = FeatureList::Bytes(bytes),
-            (2, Value::Bytes(bytes)) => list = FeatureList::Floats(bytes),
-            (3, Value::Bytes(bytes)) => list = FeatureList::Ints(bytes),
-            _ => {}
+    let (whole, mut kind, mut start) = (feature.rest, 0, 0);
+    loop {
+        let at = whole.len() - feature.rest.len();
+        match feature.next()? {
+            None => break,
+            Some((field @ (BYTES | FLOATS | INTS), Value::Bytes(_))) if field != kind => (kind, start) = (field, at),
+            Some(_) => {}
         }
     }
-    Ok(list)
+    let lists = &whole[start..];
+    Ok(match kind {
+        BYTES => FeatureList::Bytes(lists),
+        FLOATS => FeatureList::Floats(lists),
+        INTS => FeatureList::Ints(lists),
+        _ => FeatureList::Empty,
+    })
 }
 
-/// Where values inside a list are wrong is told from the start of the list only.
-fn list(bytes: &[u8]) -> Message<'_> {
-    Message { rest: bytes, after: 0 }
+/// The lists in field `number` of a feature. Where values in them are wrong is told from the start of the lists only.
+fn each_list<'r>(feature: &'r [u8], number: u64, mut found: impl FnMut(Message<'r>) -> Parsed<()>) -> Parsed<()> {
+    Message { rest: feature, after: 0 }.each(number, |list| found(Message { rest: list.rest, after: 0 }))
 }
 
-/// Calls `found` with each value of a list of bytes.
-pub(super) fn bytes_of<'r>(bytes: &'r [u8], mut found: impl FnMut(&'r [u8])) -> Parsed<()> {
-    list(bytes).each(1, |value| {
-        found(value.rest);
+/// Calls `found` with each value of lists of bytes.
+pub(super) fn bytes_of<'r>(feature: &'r [u8], mut found: impl FnMut(&'r [u8])) -> Parsed<()> {
+    each_list(feature, BYTES, |list| {
+        list.each(1, |value| {
+            found(value.rest);
+            Ok(())
+        })
+    })
+}
+
+/// Appends the values of lists of floats, packed or not.
+pub(super) fn floats_of(feature: &[u8], out: &mut Vec<f32>) -> Parsed<()> {
+    each_list(feature, FLOATS, |mut list| {
+        while let Some((field, value)) = list.next()? {
+            match (field, value) {
+                (1, Value::Fixed32(bits)) => out.push(f32::from_bits(bits)),
+                (1, Value::Bytes(packed)) => {
+                    let (values, rest) = packed.as_chunks::<4>();
+                    if !rest.is_empty() {
+                        return Err(list.wrong("floats are cut off"));
+                    }
+                    out.extend(values.iter().map(|value| f32::from_le_bytes(*value)));
+                }
+                _ => {}
+            }
+        }
         Ok(())
     })
 }
 
-/// Appends the values of a list of floats, packed or not.
-pub(super) fn floats_of(bytes: &[u8], out: &mut Vec<f32>) -> Parsed<()> {
-    let mut list = list(bytes);
-    while let Some((field, value)) = list.next()? {
-        match (field, value) {
-            (1, Value::Fixed32(bits)) => out.push(f32::from_bits(bits)),
-            (1, Value::Bytes(packed)) => {
-                let (values, rest) = packed.as_chunks::<4>();
-                if !rest.is_empty() {
-                    return Err(list.wrong("floats are cut off"));
+/// Appends the values of lists of whole numbers, packed or not.
+pub(super) fn ints_of(feature: &[u8], out: &mut Vec<i64>) -> Parsed<()> {
+    each_list(feature, INTS, |mut list| {
+        while let Some((field, value)) = list.next()? {
+            match (field, value) {
+                (1, Value::Number(value)) => out.push(value as i64),
+                (1, Value::Bytes(packed)) => {
+                    let mut packed = Message { rest: packed, after: list.rest.len() };
+                    while !packed.rest.is_empty() {
+                        out.push(packed.varint()? as i64);
+                    }
                 }
-                out.extend(values.iter().map(|value| f32::from_le_bytes(*value)));
+                _ => {}
             }
-            _ => {}
         }
-    }
-    Ok(())
-}
-
-/// Appends the values of a list of whole numbers, packed or not.
-pub(super) fn ints_of(bytes: &[u8], out: &mut Vec<i64>) -> Parsed<()> {
-    let mut list = list(bytes);
-    while let Some((field, value)) = list.next()? {
-        match (field, value) {
-            (1, Value::Number(value)) => out.push(value as i64),
-            (1, Value::Bytes(packed)) => {
-                let mut packed = Message { rest: packed, after: list.rest.len() };
-                while !packed.rest.is_empty() {
-                    out.push(packed.varint()? as i64);
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok(())
+        Ok(())
+    })
 }

@@ -1,11 +1,13 @@
 //! TFRecord files front to back. A record is its data with the checksum.
 
 use super::columns::{Feature, Found};
-use super::{FOOTER_BYTES, HEADER_BYTES, LOOKED_AT, check_data, checked_length, is_zlib, malformed, read_features};
+use super::{
+    FOOTER_BYTES, HEADER_BYTES, LOOKED_AT, check_data, checked_length, is_zlib, malformed, no_columns, read_features,
+};
 use crate::error::ReadError;
 use crate::files::damaged;
 use crate::format::OpenError;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::stream::{ByteStream, RawRecord, RawRecords, StreamFormat, StreamHead};
 use kolo_graph::settings::Settings;
 use std::path::PathBuf;
@@ -17,7 +19,8 @@ struct TfRecordStream {
     found: Found,
     looks: usize,
     features: Vec<Feature>,
-    /// What is wrong with the first records.
+    unread: Vec<UnreadColumn>,
+    /// What is wrong with the first record that cannot be read.
     bad: Option<ReadError>,
 }
 
@@ -27,7 +30,7 @@ pub(super) fn open(head: &StreamHead<'_>, _: &Settings) -> Result<Box<dyn Stream
         return Err(ReadError::new(message, "compress it with gzip, or leave `stream` out").in_file(head.path).into());
     }
     let (found, features) = (Found::default(), Vec::new());
-    Ok(Box::new(TfRecordStream { path: head.path.into(), found, looks: 0, features, bad: None }))
+    Ok(Box::new(TfRecordStream { path: head.path.into(), found, looks: 0, features, unread: vec![], bad: None }))
 }
 
 struct TfRecordRecords {
@@ -69,7 +72,7 @@ impl StreamFormat for TfRecordStream {
 
     fn look(&mut self, raw: &RawRecord) {
         self.looks += 1;
-        if self.looks > LOOKED_AT {
+        if self.found.records() == LOOKED_AT {
             return;
         }
         let looked = check_data(&raw.bytes, raw.path(), raw.offset)
@@ -78,19 +81,23 @@ impl StreamFormat for TfRecordStream {
     }
 
     fn columns(&mut self) -> Result<Vec<RecordColumn>, ReadError> {
-        if let Some(bad) = self.bad.take() {
+        // A bad record is an error when it is read, so that it can be skipped.
+        if let (0, Some(bad)) = (self.found.records(), self.bad.take()) {
             return Err(bad);
         }
-        let (columns, features) = std::mem::take(&mut self.found).columns();
+        let (columns, features, unread) = std::mem::take(&mut self.found).columns();
         if columns.is_empty() {
-            let message = match self.looks {
-                0 => "it has no record",
-                _ => "the records are not `tf.train.Example`s with features of one shape",
-            };
-            return Err(damaged(&self.path, 0, message));
+            return Err(match self.looks {
+                0 => damaged(&self.path, 0, "it has no record"),
+                _ => no_columns(&self.path, &unread),
+            });
         }
-        self.features = features;
+        (self.features, self.unread) = (features, unread);
         Ok(columns)
+    }
+
+    fn unread(&self) -> Vec<UnreadColumn> {
+        self.unread.clone()
     }
 
     fn parse(&self, raw: &RawRecord, record: &mut Record) -> Result<(), ReadError> {

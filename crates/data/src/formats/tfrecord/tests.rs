@@ -1,4 +1,5 @@
 use super::*;
+use crate::formats::testing::open_stream;
 use crate::image;
 use crate::record::{RecordKind, RecordValue};
 use kolo_base::masked_crc32c;
@@ -80,6 +81,8 @@ fn records_of_python_are_read_however_they_are_packed() {
 fn check(reader: &dyn Reader) {
     let columns: Vec<_> = reader.columns().iter().map(|column| (column.name.as_str(), column.kind.clone())).collect();
     // `boxes` has another length in every record, so it is no column.
+    let unread = UnreadColumn { name: "boxes".into(), kind: "lists of different lengths".into() };
+    assert_eq!(reader.unread(), [unread]);
     assert_eq!(
         columns,
         [
@@ -224,24 +227,132 @@ fn what_is_no_example_is_an_error_and_never_a_panic() {
 #[test]
 fn packed_and_single_values_are_the_same() {
     let (mut ints, mut reals) = (Vec::new(), Vec::new());
-    example::ints_of(b"\x0a\x03\x01\xac\x02\x08\x07", &mut ints).unwrap();
-    example::ints_of(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", &mut ints).unwrap();
+    let list = |tag: u8, values: &[u8]| wrap(tag, values.to_vec());
+    example::ints_of(&list(0x1a, b"\x0a\x03\x01\xac\x02\x08\x07"), &mut ints).unwrap();
+    example::ints_of(&list(0x1a, b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), &mut ints).unwrap();
     assert_eq!(ints, [1, 300, 7, -1]);
-    example::floats_of(b"\x0a\x08\0\0\x80\x3f\0\0\0\x40\x0d\0\0\x40\x40", &mut reals).unwrap();
+    example::floats_of(&list(0x12, b"\x0a\x08\0\0\x80\x3f\0\0\0\x40\x0d\0\0\x40\x40"), &mut reals).unwrap();
     assert_eq!(reals, [1.0, 2.0, 3.0]);
-    assert!(example::floats_of(b"\x0a\x07\0\0\x80\x3f\0\0\0", &mut reals).is_err());
-    assert!(example::ints_of(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", &mut ints).is_err());
+    assert!(example::floats_of(&list(0x12, b"\x0a\x07\0\0\x80\x3f\0\0\0"), &mut reals).is_err());
+    assert!(example::ints_of(&list(0x1a, b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), &mut ints).is_err());
+}
+
+/// Lists of one type in a feature are one list, and of two types the last one counts, as libraries of protocol buffers read them.
+#[test]
+fn lists_of_a_feature_are_merged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let ints = |value: u8| wrap(0x1a, vec![0x0a, 1, value]);
+    let text = |text: &str| wrap(0x0a, wrap(0x0a, text.into()));
+    for (feature, expected) in [
+        ([ints(1), ints(2)].concat(), RecordValue::Ints(vec![1, 2])),
+        ([ints(1), text("a"), ints(2)].concat(), RecordValue::Ints(vec![2])),
+        ([ints(1), text("a")].concat(), RecordValue::Text("a".into())),
+    ] {
+        fs::write(&path, framed(&[example_of(feature)])).unwrap();
+        let (reader, mut record) = (open_path(&path).unwrap(), Record::new());
+        reader.read(0, &mut record).unwrap();
+        assert_eq!(record.value(0), &expected);
+    }
+}
+
+/// A message in a field.
+fn wrap(tag: u8, inner: Vec<u8>) -> Vec<u8> {
+    [vec![tag, inner.len() as u8], inner].concat()
+}
+
+/// `{"a": feature}`.
+fn example_of(feature: Vec<u8>) -> Vec<u8> {
+    wrap(0x0a, wrap(0x0a, [b"\x0a\x01a".to_vec(), wrap(0x12, feature)].concat()))
+}
+
+/// `{"a": ints}` with so many numbers.
+fn example(count: u8) -> Vec<u8> {
+    let list: Vec<u8> = std::iter::once(0x0a).chain([count]).chain((0..count).map(|at| at + 5)).collect();
+    example_of(wrap(0x1a, list))
+}
+
+/// Opens the file as it is, and as a stream.
+fn opened_both_ways(path: &Path) -> [OpenedFiles; 2] {
+    [open_path(path), open_stream(path, &[])]
+}
+
+#[test]
+fn bad_records_at_the_start_are_errors_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let wrong_checksum = |records: &[Vec<u8>], at: usize| {
+        let mut file = framed(records);
+        let end = framed(&records[..=at]).len();
+        file[end - 1] ^= 1;
+        file
+    };
+    let good: Vec<_> = (0..20).map(|_| example(1)).collect();
+    for at in [0, 3, LOOKED_AT] {
+        let mut malformed = good.clone();
+        malformed[at] = b"\x0a\x05hello".to_vec();
+        for (bytes, message) in
+            [(framed(&malformed), "not a `tf.train.Example`"), (wrong_checksum(&good, at), "the checksum of a record")]
+        {
+            fs::write(&path, bytes).unwrap();
+            for reader in opened_both_ways(&path) {
+                let (reader, mut record) = (reader.unwrap(), Record::new());
+                assert_eq!(reader.columns()[0].kind, RecordKind::Int { shape: vec![], classes: None });
+                for number in 0..20 {
+                    match reader.read(number, &mut record) {
+                        Ok(()) => assert!(number != at && *record.value(0) == RecordValue::Ints(vec![5])),
+                        Err(error) => {
+                            assert!(number == at && error.message.contains(message), "{error}");
+                            assert!(error.file.is_some() && error.offset.is_some(), "{error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // With no good one there is nothing to go by.
+    fs::write(&path, wrong_checksum(&good[..1], 0)).unwrap();
+    for reader in opened_both_ways(&path) {
+        let Err(OpenError::Read(error)) = reader else { panic!("{reader:?}") };
+        assert!(error.message.contains("the checksum of a record") && error.offset == Some(12), "{error}");
+    }
+}
+
+#[test]
+fn features_that_are_no_columns_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let named = |name: &str, feature: Vec<u8>| {
+        let name = wrap(0x0a, name.as_bytes().to_vec());
+        wrap(0x0a, wrap(0x0a, [name, wrap(0x12, feature)].concat()))
+    };
+    let ints = |values: &[u8]| wrap(0x1a, wrap(0x0a, values.to_vec()));
+    let texts = |texts: &[&str]| wrap(0x0a, texts.iter().flat_map(|text| wrap(0x0a, text.as_bytes().into())).collect());
+    // A message again and again is the two merged.
+    let record = |lists: [Vec<u8>; 3]| {
+        let [a, b, c] = lists;
+        [named("good", ints(&[1])), named("a", a), named("b", b), named("c", c)].concat()
+    };
+    let records =
+        [record([ints(&[1, 2]), texts(&["u", "v"]), ints(&[1])]), record([ints(&[1]), texts(&["u"]), texts(&["w"])])];
+    fs::write(&path, framed(&records)).unwrap();
+    for reader in opened_both_ways(&path) {
+        let reader = reader.unwrap();
+        assert_eq!((reader.columns().len(), reader.columns()[0].name.as_str()), (1, "good"));
+        let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+        let expected =
+            [("a", "lists of different lengths"), ("b", "lists of texts or bytes"), ("c", "values of several types")];
+        assert_eq!(unread, expected);
+    }
+    fs::write(&path, framed(&[named("b", texts(&["u", "v"]))])).unwrap();
+    for reader in opened_both_ways(&path) {
+        let error = read_error(reader);
+        assert_eq!(error.message, "none of its features is read: \"b\" has lists of texts or bytes");
+    }
 }
 
 #[test]
 fn a_record_of_another_shape_is_an_error_at_its_place() {
-    // {"a": ints}, for one and for two values.
-    let example = |count: u8| {
-        let list: Vec<u8> = std::iter::once(0x0a).chain([count]).chain((0..count).map(|at| at + 5)).collect();
-        let wrap = |tag: u8, inner: Vec<u8>| [vec![tag, inner.len() as u8], inner].concat();
-        let entry = [b"\x0a\x01a".to_vec(), wrap(0x12, wrap(0x1a, list))].concat();
-        wrap(0x0a, wrap(0x0a, entry))
-    };
     let records: Vec<_> = (0..LOOKED_AT + 2).map(|at| example(if at == LOOKED_AT { 2 } else { 1 })).collect();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.tfrecord");

@@ -2,8 +2,9 @@
 
 use super::npy::Array;
 use crate::error::shown;
-use crate::record::{Record, RecordColumn, RecordKind};
+use crate::record::{Record, RecordColumn, RecordKind, UnreadColumn, narrowed};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// What the members with some endings become.
 #[derive(Debug, PartialEq)]
@@ -47,6 +48,8 @@ pub(crate) struct Columns {
     pub parts: Vec<Part>,
     /// The part of each ending.
     pub part_of: Vec<usize>,
+    /// Keys of objects that are no columns.
+    pub unread: Vec<UnreadColumn>,
 }
 
 /// What these endings become. `looked_at` are the first few members with each, if they [say more](says_more). Images with
@@ -61,7 +64,7 @@ pub(super) fn of_endings(endings: &[String], has_two_images: bool, looked_at: &[
             continue;
         }
         let name = if is_image { "image" } else { ending };
-        let part = part(ending, name, looked_at, &mut found.columns);
+        let part = part(ending, name, looked_at, (&mut found.columns, &mut found.unread));
         found.part_of.push(found.parts.len());
         image_part = is_image.then_some(found.parts.len()).or(image_part);
         found.parts.push(part);
@@ -78,9 +81,14 @@ fn last(ending: &str) -> &str {
     ending.rsplit('.').next().unwrap_or(ending)
 }
 
-/// The part that members with this ending are, and its columns, which are appended. `samples` are the first few of
-/// them, if they [say more](says_more).
-pub(crate) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut Vec<RecordColumn>) -> Part {
+/// The part that members with this ending are, and its columns, which are appended, as are keys of objects that are no columns.
+/// `samples` are the first few of them, if they [say more](says_more).
+pub(crate) fn part(
+    ending: &str,
+    name: &str,
+    samples: &[Vec<u8>],
+    (columns, unread): (&mut Vec<RecordColumn>, &mut Vec<UnreadColumn>),
+) -> Part {
     let column = columns.len();
     let mut add = |name: &str, kind: RecordKind| columns.push(RecordColumn { name: name.into(), kind });
     let last = last(ending);
@@ -93,7 +101,7 @@ pub(crate) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut 
         return Part::Int(column);
     }
     if last == "json" {
-        let mut keys = json_keys(samples);
+        let (mut keys, others) = json_keys(samples);
         for (at, key) in keys.iter_mut().enumerate() {
             key.column = column + at;
             let kind = match key.kind {
@@ -104,6 +112,9 @@ pub(crate) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut 
             add(&format!("{name}.{}", key.key), kind);
         }
         if !keys.is_empty() {
+            let column =
+                |(key, kind): (String, &str)| UnreadColumn { name: format!("{name}.{key}"), kind: kind.into() };
+            unread.extend(others.into_iter().map(column));
             return Part::Json(keys);
         }
     }
@@ -125,43 +136,45 @@ pub(crate) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut 
     Part::Bytes(column)
 }
 
-/// The shape that all these arrays have, and whether any holds fractions.
+/// The shape that all these arrays have, and whether any holds fractions. What is no array is an error when it is read.
 fn array_kind(samples: &[Vec<u8>]) -> Option<(Vec<usize>, bool)> {
-    let arrays: Vec<Array<'_>> = samples.iter().map(|sample| Array::parse(sample)).collect::<Result<_, _>>().ok()?;
+    let arrays: Vec<Array<'_>> = samples.iter().filter_map(|sample| Array::parse(sample).ok()).collect();
     let shape = arrays.first()?.shape.clone();
     arrays.iter().all(|array| array.shape == shape).then(|| (shape, arrays.iter().any(Array::is_float)))
 }
 
-/// The keys whose values are numbers, texts or truth values in all samples that have them.
-fn json_keys(samples: &[Vec<u8>]) -> Vec<JsonKey> {
-    let mut keys: Vec<(JsonKey, bool)> = Vec::new();
+/// The keys whose values are numbers, texts or truth values in all samples that have them; and the others, with what they are.
+/// What is no JSON object is an error when it is read.
+fn json_keys(samples: &[Vec<u8>]) -> (Vec<JsonKey>, Vec<(String, &'static str)>) {
+    let mut keys: BTreeMap<String, Result<JsonKind, &'static str>> = BTreeMap::new();
     for sample in samples {
-        let Ok(Value::Object(object)) = serde_json::from_slice(sample) else { return Vec::new() };
-        for (name, value) in &object {
+        let Ok(Value::Object(object)) = serde_json::from_slice(sample) else { continue };
+        for (name, value) in object {
             let kind = match value {
                 Value::Null => continue,
-                Value::Bool(_) => Some(JsonKind::Int),
-                Value::Number(number) if number.as_i64().is_some() => Some(JsonKind::Int),
-                Value::Number(_) => Some(JsonKind::Real),
-                Value::String(_) => Some(JsonKind::Text),
-                Value::Array(_) | Value::Object(_) => None,
+                Value::Bool(_) => Ok(JsonKind::Int),
+                Value::Number(number) if number.as_i64().is_some() => Ok(JsonKind::Int),
+                Value::Number(_) => Ok(JsonKind::Real),
+                Value::String(_) => Ok(JsonKind::Text),
+                Value::Array(_) => Err("list"),
+                Value::Object(_) => Err("object"),
             };
-            match keys.iter_mut().find(|(key, _)| key.key == *name) {
-                Some((key, is_even)) => match (key.kind, kind) {
-                    (JsonKind::Int | JsonKind::Real, Some(JsonKind::Real)) | (JsonKind::Real, Some(JsonKind::Int)) => {
-                        key.kind = JsonKind::Real
-                    }
-                    (known, found) => *is_even &= Some(known) == found,
-                },
-                None => {
-                    let known = kind.unwrap_or(JsonKind::Text);
-                    keys.push((JsonKey { key: name.clone(), kind: known, column: 0 }, kind.is_some()));
-                }
-            }
+            let known = keys.entry(name).or_insert(kind);
+            *known = match (*known, kind) {
+                (known, kind) if known == kind => known,
+                (Ok(JsonKind::Int | JsonKind::Real), Ok(JsonKind::Int | JsonKind::Real)) => Ok(JsonKind::Real),
+                _ => Err("values of several types"),
+            };
         }
     }
-    keys.sort_by(|(one, _), (other, _)| one.key.cmp(&other.key));
-    keys.into_iter().filter(|(_, is_even)| *is_even).map(|(key, _)| key).collect()
+    let (mut read, mut others) = (Vec::new(), Vec::new());
+    for (key, kind) in keys {
+        match kind {
+            Ok(kind) => read.push(JsonKey { key, kind, column: 0 }),
+            Err(kind) => others.push((key, kind)),
+        }
+    }
+    (read, others)
 }
 
 impl Part {
@@ -210,10 +223,9 @@ fn read_array(bytes: &[u8], column: usize, kind: (&[usize], bool), record: &mut 
     }
     match is_real {
         true => array.reals(record.reals(column)),
-        false if array.is_float() => return Err("the array has fractions, the first ones have none".into()),
+        false if array.is_float() => Err("the array has fractions, the first ones have none".into()),
         false => array.ints(record.ints(column)),
     }
-    Ok(())
 }
 
 fn read_json(key: &JsonKey, value: &Value, record: &mut Record) -> Result<(), String> {
@@ -224,7 +236,12 @@ fn read_json(key: &JsonKey, value: &Value, record: &mut Record) -> Result<(), St
         (JsonKind::Int, Value::Number(number)) if number.as_i64().is_some() => {
             record.ints(key.column).extend(number.as_i64());
         }
-        (JsonKind::Real, Value::Number(number)) => record.reals(key.column).extend(number.as_f64().map(|it| it as f32)),
+        (JsonKind::Real, Value::Number(number)) => {
+            let value = narrowed(number.as_f64().unwrap_or(f64::NAN));
+            record
+                .reals(key.column)
+                .push(value.map_err(|value| format!("the value of {} is {value}", shown(&key.key)))?);
+        }
         _ => return Err(format!("the value of {} has another type than in the first samples", shown(&key.key))),
     }
     Ok(())

@@ -13,7 +13,7 @@ pub(super) struct Array<'b> {
 
 impl<'b> Array<'b> {
     pub fn parse(file: &'b [u8]) -> Result<Self, String> {
-        let (header, bytes) = header::split(file).map_err(|(_, message)| format!("the array: {message}"))?;
+        let (header, bytes) = header::split(file).map_err(|wrong| format!("the array: {}", wrong.message))?;
         let Header { element, big_endian, shape } = header;
         if big_endian {
             return Err("the array has elements other than plain little-endian numbers".into());
@@ -30,17 +30,18 @@ impl<'b> Array<'b> {
     }
 
     /// The elements as f32.
-    pub fn reals(&self, out: &mut Vec<f32>) {
+    pub fn reals(&self, out: &mut Vec<f32>) -> Result<(), String> {
         if self.is_float() {
-            return self.element.reals(self.bytes, out);
+            return self.element.reals(self.bytes, out).map_err(|(_, value)| format!("the array has {value}"));
         }
         let mut whole = Vec::new();
-        self.ints(&mut whole);
+        self.ints(&mut whole)?;
         out.extend(whole.iter().map(|value| *value as f32));
+        Ok(())
     }
 
     /// The elements of an array of whole numbers.
-    pub fn ints(&self, out: &mut Vec<i64>) {
-        self.element.ints(self.bytes, out);
+    pub fn ints(&self, out: &mut Vec<i64>) -> Result<(), String> {
+        self.element.ints(self.bytes, out).map_err(|(_, value)| format!("the array has {value}"))
     }
 }

@@ -7,7 +7,7 @@ use super::tar::{ForwardBytes, Member, Members};
 use crate::error::{ReadError, shown};
 use crate::files::damaged;
 use crate::format::OpenError;
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, UnreadColumn};
 use crate::stream::{ByteStream, RawPart, RawRecord, RawRecords, StreamFormat, StreamHead};
 use kolo_graph::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -139,6 +139,10 @@ impl StreamFormat for TarStream {
         self.found = columns::of_endings(&self.endings, self.has_two_images, &self.looked_at);
         self.looked_at.clear();
         Ok(self.found.columns.clone())
+    }
+
+    fn unread(&self) -> Vec<UnreadColumn> {
+        self.found.unread.clone()
     }
 
     /// Members whose endings the first samples do not have are left out.

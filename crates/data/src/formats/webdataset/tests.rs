@@ -201,6 +201,48 @@ fn a_bad_value_is_an_error_of_its_sample_only() {
 }
 
 #[test]
+fn members_that_do_not_parse_do_not_say_what_the_columns_are() {
+    let array = b"\x93NUMPY\x01\x00\x37\x00{'descr': '<i2', 'fortran_order': False, 'shape': (1,)}\x03\x00";
+    let directory = tempfile::tempdir().unwrap();
+    for (ending, good, bad, kind) in [
+        ("json", &b"{\"k\": 1}"[..], &b"{\"k\": "[..], RecordKind::Int { shape: vec![], classes: None }),
+        ("json", b"{\"k\": \"s\"}", b"[1]", RecordKind::Text),
+        ("npy", array, &array[..60], RecordKind::Int { shape: vec![1], classes: None }),
+    ] {
+        for bad_at in [0, 3, LOOKED_AT - 1] {
+            let names: Vec<String> = (0..LOOKED_AT + 2).map(|at| format!("{at}.{ending}")).collect();
+            let member = |at: usize| if at == bad_at { bad } else { good };
+            let members: Vec<_> = names.iter().enumerate().map(|(at, name)| (name.as_str(), member(at))).collect();
+            let reader = open_bytes(directory.path(), &archive(&members)).unwrap();
+            assert_eq!(reader.columns().len(), 1);
+            assert_eq!(reader.columns()[0].kind, kind);
+            let mut record = Record::new();
+            let errors: Vec<_> = (0..reader.len()).filter(|at| reader.read(*at, &mut record).is_err()).collect();
+            assert_eq!(errors, [bad_at], "{ending}");
+        }
+    }
+}
+
+#[test]
+fn keys_that_are_no_columns_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tar");
+    let members: &[(&str, &[u8])] = &[
+        ("a.json", b"{\"n\": 1, \"box\": [1], \"meta\": {}, \"odd\": 1, \"real\": 1, \"flag\": true}"),
+        ("b.json", b"{\"n\": null, \"box\": [1, 2], \"meta\": {}, \"odd\": \"s\", \"real\": 1.5, \"flag\": 2}"),
+    ];
+    fs::write(&path, archive(members)).unwrap();
+    let random = open(&[DataFile::at(&path).unwrap()], &settings()).unwrap();
+    for reader in [random, crate::formats::testing::open_stream(&path, &[]).unwrap()] {
+        let names: Vec<_> = reader.columns().iter().map(|column| &column.name[..]).collect();
+        assert_eq!(names, ["json.flag", "json.n", "json.real"]);
+        let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+        let expected = [("json.box", "list"), ("json.meta", "object"), ("json.odd", "values of several types")];
+        assert_eq!(unread, expected);
+    }
+}
+
+#[test]
 fn an_archive_cut_anywhere_is_an_error_with_its_offset() {
     let directory = tempfile::tempdir().unwrap();
     let bytes = fs::read(written().join("pax.tar")).unwrap();
@@ -291,17 +333,24 @@ fn arrays_of_numpy_are_checked() {
     let good = array("{'descr': '<i2', 'fortran_order': False, 'shape': (2, 1), }", &[1, 0, 0xfe, 0xff]);
     let parsed = npy::Array::parse(&good).unwrap();
     let mut ints = Vec::new();
-    parsed.ints(&mut ints);
+    parsed.ints(&mut ints).unwrap();
     assert_eq!((parsed.shape, ints), (vec![2, 1], vec![1, -2]));
     let half = array("{'descr': '<f2', 'fortran_order': False, 'shape': (), }", &[0, 0x3c]);
     let mut reals = Vec::new();
-    npy::Array::parse(&half).unwrap().reals(&mut reals);
+    npy::Array::parse(&half).unwrap().reals(&mut reals).unwrap();
     assert_eq!(reals, [1.0]);
     // Whatever the reader of .npy files takes, in any order of the keys and with any quotes.
     let other = array("{\"shape\": (2L,), \"fortran_order\": True, 'descr': '=u1'}", &[3, 250]);
     let mut ints = Vec::new();
-    npy::Array::parse(&other).unwrap().ints(&mut ints);
+    npy::Array::parse(&other).unwrap().ints(&mut ints).unwrap();
     assert_eq!(ints, [3, 250]);
+    let header = |descr: &str| format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (1,)}}");
+    let wide = array(&header("<f8"), &1e300_f64.to_le_bytes());
+    let error = npy::Array::parse(&wide).unwrap().reals(&mut reals).unwrap_err();
+    assert_eq!(error, "the array has 1e300, which is too large for 32 bits");
+    let long = array(&header("<u8"), &u64::MAX.to_le_bytes());
+    let error = npy::Array::parse(&long).unwrap().ints(&mut ints).unwrap_err();
+    assert_eq!(error, "the array has 18446744073709551615, which is larger than 9223372036854775807");
     for (descr, shape, bytes) in [
         ("|O", "(1,)", 8),
         (">f4", "(1,)", 4),

@@ -11,6 +11,9 @@ use crate::files::Contents;
 use bytes::Bytes;
 
 pub(super) const MAGIC: &[u8] = b"ARROW1";
+pub(super) const FEATHER_1: &[u8] = b"FEA1";
+/// Of the schema of an old stream, which is only looked for to name it.
+const OLD_SCHEMA_BYTES_MAX: u32 = 16 << 20;
 /// Begins a message, before the four bytes of its length.
 pub(super) const CONTINUATION: [u8; 4] = [0xFF; 4];
 /// A batch or dictionary may decompress to this much.
@@ -20,7 +23,7 @@ const BATCH_BYTES_MAX: u64 = 1 << 30;
 pub(super) struct Block {
     offset: i64,
     /// Of the metadata, with what stands before them.
-    meta: i32,
+    pub meta: i32,
     body: i64,
 }
 
@@ -90,7 +93,22 @@ impl Messages {
             true => contents.read_at(0, &mut start)?,
             false => return Err(contents.damaged(0, "an Arrow file is expected here")),
         }
+        if start.starts_with(FEATHER_1) {
+            let message = "this is version 1 of the Feather format; kolo reads version 2, which is Arrow's own";
+            let hint = "write it again with `pyarrow.feather.write_feather(table, path)`";
+            return Err(contents.unsupported(0, message, hint));
+        }
         if start == MAGIC { Self::of_footer(contents) } else { Self::of_stream(contents) }
+    }
+
+    /// Whether this is a stream as Arrow wrote them before version 0.15: the length of a message stands alone before it.
+    fn is_old_stream(contents: &Contents) -> bool {
+        let (mut len, mut bytes) = ([0; 4], Vec::new());
+        let read = contents.read_at(0, &mut len).and_then(|()| {
+            let len = u32::from_le_bytes(len).min(OLD_SCHEMA_BYTES_MAX);
+            contents.read_into(4, len.into(), &mut bytes)
+        });
+        read.is_ok() && Message::of(&bytes).is_ok_and(|message| message.header == Header::Schema)
     }
 
     fn of_footer(contents: &Contents) -> Result<Self, ReadError> {
@@ -135,6 +153,11 @@ impl Messages {
             contents.read_at(offset, &mut prefix)?;
             let [a, b, c, d, lens @ ..] = prefix;
             let len = u32::from_le_bytes(lens);
+            if offset == 0 && [a, b, c, d] != CONTINUATION && Self::is_old_stream(contents) {
+                let message = "this is an Arrow stream of a version before 0.15, which kolo does not read";
+                let hint = "write it again with `pyarrow.ipc.new_stream`, without `use_legacy_format`";
+                return Err(contents.unsupported(0, message, hint));
+            }
             if [a, b, c, d] != CONTINUATION {
                 return Err(contents.damaged(offset, "a message of an Arrow stream is expected here"));
             }
