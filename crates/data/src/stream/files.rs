@@ -51,7 +51,7 @@ impl StreamFiles {
 
     fn open_files(name: &str, settings: &Settings, key: &str, stream: StreamSettings) -> Result<Self, OpenError> {
         let listed = files::list(name, settings, key)?;
-        let kind = stream_kind(format::choose(&listed, settings)?.name, settings)?;
+        let kind = stream_kind(format::choose(&listed, settings)?.name, settings, key)?;
         let files = shards::expand(&listed, kind.is_shard, settings)?;
         let (head, _) = ByteStream::of_file(&files[0])?.with_head(HEAD_BYTES)?;
         let opened = (kind.open)(
@@ -91,7 +91,7 @@ impl StreamFiles {
         let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head(HEAD_BYTES)?;
         let chosen =
             format::choose_by(&file.path, &file.extension(), &head[..head.len().min(format::SNIFFED_BYTES)], settings)?;
-        let kind = stream_kind(chosen.name, settings)?;
+        let kind = stream_kind(chosen.name, settings, key)?;
         let head = StreamHead { path: &file.path, extension: &file.extension(), bytes: &head };
         let format = (kind.open)(&head, settings)?;
         // No file comes after it.
@@ -157,11 +157,11 @@ impl StreamFiles {
     }
 }
 
-fn stream_kind(format: &str, settings: &Settings) -> Result<&'static StreamKind, OpenError> {
+fn stream_kind(format: &str, settings: &Settings, key: &str) -> Result<&'static StreamKind, OpenError> {
     STREAMS.iter().find(|kind| kind.format == format).ok_or_else(|| {
         let names: Vec<&str> = STREAMS.iter().map(|kind| kind.format).collect();
         let message = format!("cannot be read as a stream, as its format is {format}");
-        settings.wrong("source", message, format!("the formats of streams are {}", names.join(", "))).into()
+        settings.wrong(key, message, format!("the formats of streams are {}", names.join(", "))).into()
     })
 }
 
