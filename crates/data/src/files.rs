@@ -9,7 +9,7 @@ use kolo_graph::settings::{SettingError, Settings};
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -252,9 +252,35 @@ pub fn list(source: &str, settings: &Settings, key: &str) -> Result<Vec<DataFile
             }
         }
     }
+    check_kinds(&files, settings, key)?;
     match files.is_empty() {
         true => Err(settings.wrong(key, "names no file", "name a file, a directory or a pattern").into()),
         false => Ok(files),
+    }
+}
+
+/// Refuses what is neither a file nor a directory: opening it could wait forever.
+pub(crate) fn check_kinds(files: &[DataFile], settings: &Settings, key: &str) -> Result<(), SettingError> {
+    let found = files.iter().find_map(|file| Some((&file.path, other_kind(file)?)));
+    found.map_or(Ok(()), |(path, kind)| {
+        let message = format!("names {}, which is {kind}, not a file or a directory", path.display());
+        let hint =
+            "write what it gives to a file; a pipe to train from must be the only thing that `data.source` names";
+        Err(settings.wrong(key, message, hint))
+    })
+}
+
+fn other_kind(file: &DataFile) -> Option<&'static str> {
+    // Whatever else there is has no length.
+    if file.is_directory || file.bytes > 0 {
+        return None;
+    }
+    let kind = std::fs::metadata(&file.path).ok()?.file_type();
+    match (kind.is_file() || kind.is_dir(), kind.is_fifo(), kind.is_socket()) {
+        (true, ..) => None,
+        (_, true, _) => Some("a pipe"),
+        (.., true) => Some("a socket"),
+        _ => Some("a device"),
     }
 }
 
@@ -284,4 +310,27 @@ fn matches(
         return Err(wrong(format!("is \"{pattern}\", {what}"), hint).into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_among_files_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, pipe) = (directory.path().join("a.csv"), directory.path().join("b.csv"));
+        std::fs::write(&file, "a,y\n1,2\n").unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let settings = Settings::new("data", "job.toml:3");
+        let both = format!("{},{}", file.display(), pipe.display());
+        for names in [both, directory.path().join("*.csv").display().to_string()] {
+            let crate::format::OpenError::Setting(error) = list(&names, &settings, "validation").unwrap_err() else {
+                panic!("{names}")
+            };
+            let text = format!("job.toml:3: `data.validation` names {}, which is a pipe", pipe.display());
+            assert!(error.to_string().starts_with(&text), "{error}");
+        }
+        assert_eq!(list(&file.display().to_string(), &settings, "source").unwrap().len(), 1);
+    }
 }

@@ -1,7 +1,7 @@
 //! Many large files read at random: which they are, and open handles to a bounded number of them.
 
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile, Packing};
+use crate::files::{self, Contents, DataFile, Packing};
 use crate::format::OpenError;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
@@ -77,6 +77,7 @@ pub(crate) fn expand(
             false => all.push(file.clone()),
         }
     }
+    files::check_kinds(&all, settings, "source")?;
     match all.is_empty() {
         true => Err(settings.wrong("source", "names no file of this format", "check the directory").into()),
         false => Ok(all),
