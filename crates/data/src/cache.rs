@@ -54,6 +54,16 @@ impl Cache {
         // 0, so that ranks of machines of different sizes have the same job.
         let asked = settings.count("cache_max", 0, 0)? as u64;
         let directory = settings.text("cache_dir", "")?;
+        let unused = [("cache_max", kind == "none"), ("cache_dir", kind != "disk")];
+        if let Some((key, _)) = unused.into_iter().find(|(key, unused)| *unused && settings.peek(key).is_some()) {
+            let (message, hint) = match key {
+                "cache_max" => {
+                    ("is for a cache, but there is none", "write `cache = \"memory\"` or `\"disk\"`, or leave it out")
+                }
+                _ => ("is for a cache on disk", "write `cache = \"disk\"`, or leave it out"),
+            };
+            return Err(settings.wrong(key, message, hint));
+        }
         let bytes_max = |default: u64| if asked == 0 { default } else { asked };
         match kind {
             "memory" => Ok(Some(Self::new(None, bytes_max(memory_bytes())))),
