@@ -23,7 +23,7 @@ mod tests;
 pub(crate) use assembly::luminance;
 pub(crate) use open::open;
 pub use plain::open_for_field;
-pub use saved::{open_for_prediction, tokenizer_used};
+pub use saved::{open_for_evaluation, open_for_prediction, tokenizer_used};
 pub(crate) use streamed::StreamedRecords;
 #[cfg(test)]
 pub(crate) use streamed::opened_stream;
@@ -103,6 +103,8 @@ struct Scratch {
     sample: Sample,
     work: Work,
     bytes: Vec<u8>,
+    /// The sample came out of the cache.
+    is_hit: bool,
 }
 
 impl FileSource {
@@ -164,7 +166,7 @@ impl FileSource {
         }
         let message =
             format!("{}; {REPLACEMENTS_MAX} replacements that were tried cannot be read either", error.message);
-        Err(ReadError { message, ..error })
+        Err(ReadError { message, ..error }.despite_skipping())
     }
 
     fn attempt(&self, draw: Draw, transforms: usize, scratch: &mut Scratch) -> Result<(), ReadError> {
@@ -189,8 +191,8 @@ impl FileSource {
             Some(cache) => cache.get(draw.sample, &mut scratch.sample, &mut scratch.bytes)?,
             None => false,
         };
+        scratch.is_hit = hit;
         if hit {
-            self.meter.hit();
             start = self.meter.add(Stage::Read, start);
         } else {
             read(&mut scratch.record)?;
@@ -272,7 +274,7 @@ impl Source for FileSource {
         let draw = Draw { sample, epoch: None };
         self.with_scratch(|scratch| {
             self.make(draw, self.transforms.len(), scratch)?;
-            self.meter.made();
+            self.meter.made(scratch.is_hit);
             self.write(draw, &scratch.sample, field, out)
         })
     }
@@ -283,7 +285,7 @@ impl Source for FileSource {
                 Err(_) if self.on_error == OnError::LeaveOut => return Ok(()),
                 made => made?,
             }
-            self.meter.made();
+            self.meter.made(scratch.is_hit);
             let mut fields = fields.iter().enumerate();
             fields.try_for_each(|(at, field)| self.write(draw, &scratch.sample, *field, row.column(at)))
         })
