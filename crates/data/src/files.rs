@@ -263,7 +263,7 @@ pub fn list(source: &str, settings: &Settings, key: &str) -> Result<Vec<DataFile
 pub(crate) fn check_kinds(files: &[DataFile], settings: &Settings, key: &str) -> Result<(), SettingError> {
     let found = files.iter().find_map(|file| Some((&file.path, other_kind(file)?)));
     found.map_or(Ok(()), |(path, kind)| {
-        let message = format!("names {}, which is {kind}, not a file or a directory", path.display());
+        let message = format!("is \"{}\", which is {kind}, not a file or a directory", path.display());
         let hint =
             "write what it gives to a file; a pipe to train from must be the only thing that `data.source` names";
         Err(settings.wrong(key, message, hint))
@@ -328,7 +328,7 @@ mod tests {
             let crate::format::OpenError::Setting(error) = list(&names, &settings, "validation").unwrap_err() else {
                 panic!("{names}")
             };
-            let text = format!("job.toml:3: `data.validation` names {}, which is a pipe", pipe.display());
+            let text = format!("job.toml:3: `data.validation` is \"{}\", which is a pipe", pipe.display());
             assert!(error.to_string().starts_with(&text), "{error}");
         }
         assert_eq!(list(&file.display().to_string(), &settings, "source").unwrap().len(), 1);

@@ -37,7 +37,7 @@ fn make(table: &Settings, form: &mut Form, _: &mut Setup<'_>) -> Result<Box<dyn 
     let std = per_channel(table, "std", channels, IMAGENET_STD)?;
     if let Some(mean) = mean.iter().find(|mean| !mean.is_finite()) {
         let hint = "write a number per channel, such as `mean = 0.5`";
-        return Err(table.wrong("mean", format!("has {mean}, which is no number of f32"), hint).into());
+        return Err(table.wrong("mean", format!("has {mean}, but must be finite"), hint).into());
     }
     if let Some(std) = std.iter().find(|std| !std.is_normal() || **std < 0.0) {
         let message = format!("has {std}, but must be above zero and finite");
