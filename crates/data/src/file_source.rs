@@ -28,7 +28,7 @@ pub(crate) use streamed::StreamedRecords;
 #[cfg(test)]
 pub(crate) use streamed::opened_stream;
 
-use crate::cache::Cache;
+use crate::cache::{self, Cache};
 use crate::error::ReadError;
 use crate::fingerprint;
 use crate::load_times::{LoadMeter, LoadTimes, Stage};
@@ -50,6 +50,8 @@ use std::time::Instant;
 
 /// Samples that are tried in place of one that cannot be read.
 const REPLACEMENTS_MAX: u64 = 16;
+/// Samples that are looked at to know what a cache takes, spread evenly.
+const LOOKED_AT: usize = 8;
 /// Training samples that statistics are taken from, spread evenly.
 const FITTED_SAMPLES_MAX: usize = 200_000;
 
@@ -65,6 +67,8 @@ pub struct FileSource {
     /// Transforms before the first random one: what they leave may be cached.
     fixed: usize,
     cache: Option<Cache>,
+    /// What a sample takes in the cache, as far as a few of them tell.
+    cached_sample_bytes: u64,
     fields: Vec<Field>,
     on_error: OnError,
     replacements: Stream,
@@ -117,6 +121,7 @@ impl FileSource {
             fitted: Fitted::default(),
             fixed: 0,
             cache: None,
+            cached_sample_bytes: 0,
             fields: Vec::new(),
             on_error,
             replacements: Stream::new(seed, "data.replacements"),
@@ -215,6 +220,24 @@ impl FileSource {
         self.transforms[which].iter().try_for_each(|transform| transform.apply(&mut scratch.sample, &mut cx))
     }
 
+    /// Keeps samples in this cache, and finds out what one takes there.
+    fn keep_in(&mut self, cache: Option<Cache>) {
+        let Some(cache) = cache else { return };
+        let samples = self.len() - self.split.test_len();
+        // The first record of a stream is at hand; others would have to be walked to.
+        let looked_at = if self.is_stream() { 1 } else { LOOKED_AT.min(samples) };
+        let bytes = |at: usize| {
+            self.with_scratch(|scratch| {
+                let draw = Draw { sample: at * samples / looked_at.max(1), epoch: None };
+                self.attempt(draw, self.fixed, scratch).ok()?;
+                Some(cache::bytes_of(&scratch.sample, &mut scratch.bytes))
+            })
+        };
+        // If none of them can be read, the cache may become full.
+        self.cached_sample_bytes = (0..looked_at).filter_map(bytes).max().unwrap_or(u64::MAX);
+        self.cache = Some(cache);
+    }
+
     /// As [`Source::fill`], but nothing stands in for a sample that cannot be read.
     fn fill_unless_skipped(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         let draw = Draw { sample, epoch: None };
@@ -289,6 +312,16 @@ impl Source for FileSource {
             let mut fields = fields.iter().enumerate();
             fields.try_for_each(|(at, field)| self.write(draw, &scratch.sample, *field, row.column(at)))
         })
+    }
+
+    fn cached_bytes(&self) -> usize {
+        let samples = self.len() - self.split.test_len();
+        let bytes = self.cache.as_ref().map_or(0, |cache| cache.memory_for(samples, self.cached_sample_bytes));
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    fn share_memory(&self, processes: usize) {
+        self.cache.iter().for_each(|cache| cache.share(processes));
     }
 
     fn describe(&self) -> String {

@@ -95,7 +95,7 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     let mut source = FileSource::new(parts, split, assembly, seed, on_error);
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
     source.fields = fields_of(&form, settings)?;
-    source.cache = Cache::read(settings)?;
+    source.keep_in(Cache::read(settings)?);
     // What opening took is no sample's time.
     source.meter = LoadMeter::default();
     Ok(source)
@@ -270,7 +270,7 @@ fn read_missing(settings: &Settings) -> Result<Missing, SettingError> {
             match (number as f32).is_finite() {
                 true => Missing::Number(number as f32),
                 false => {
-                    let message = format!("is {number}, which is no number of f32");
+                    let message = format!("is {number:e}, which is not a finite f32");
                     let hint = format!("write a number up to {:e}, or `missing = \"mean\"`", f32::MAX);
                     return Err(settings.wrong("missing", message, hint));
                 }

@@ -506,6 +506,20 @@ fn samples_that_are_mixed_in_are_no_cache_hits() {
     assert!(times.samples == 60 && (40..60).contains(&times.cached), "{times:?}");
 }
 
+/// What a cache takes is known before it is full, so that a plan can count it.
+#[test]
+fn a_cache_in_memory_tells_what_it_may_take() {
+    let normalise: &[(&str, Setting)] =
+        &[("kind", text("normalise")), ("mean", Setting::Float(0.5)), ("std", Setting::Float(0.5))];
+    let bytes = |keys: &[(&str, Setting)]| {
+        opened(&pictures(20), &[&[transforms(&[normalise])], keys].concat()).unwrap().cached_bytes()
+    };
+    let whole = bytes(&[("cache", text("memory"))]);
+    assert!((20 * 108 * 4..20 * (108 * 4 + 200)).contains(&whole), "{whole}");
+    assert_eq!(bytes(&[("cache", text("memory")), ("cache_max", Setting::Int(3000))]), 3000);
+    assert_eq!((bytes(&[]), bytes(&[("cache", text("disk"))])), (0, 0));
+}
+
 #[test]
 fn keys_of_a_cache_need_one() {
     for (keys, part) in [

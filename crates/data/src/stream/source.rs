@@ -70,6 +70,14 @@ impl Source for StreamSource {
         bytes.min(self.bytes_max)
     }
 
+    fn cached_bytes(&self) -> usize {
+        self.files.cached_bytes()
+    }
+
+    fn share_memory(&self, processes: usize) {
+        self.files.share_memory(processes);
+    }
+
     fn in_order(&self) -> bool {
         true
     }
