@@ -13,7 +13,7 @@ use kolo_data::{Field, Source, stream};
 use kolo_exec::store::Entry;
 use kolo_exec::{Executor, Store};
 use kolo_graph::settings::{Setting, SettingError, Settings};
-use kolo_train::{Job, job_file};
+use kolo_train::{Job, job, job_file};
 use std::cell::RefCell;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -139,7 +139,7 @@ impl Trained {
         let mut data = self.root.table("data")?;
         data.set("source", named_by, Setting::Text(files.into()));
         if let Some(recorded) = recorded {
-            let opened = kolo_data::open_for_evaluation(files, &data, recorded);
+            let opened = kolo_data::open_for_evaluation(files, &data, recorded, job::seed(&self.root)?);
             if let Some(source) = opened.map_err(|error| of_input(error, files, files))? {
                 let mut root = self.root.clone();
                 if let Some(data) = root.table_mut("data", named_by) {

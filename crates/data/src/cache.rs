@@ -289,7 +289,7 @@ mod tests {
         let most = |cache: &Cache| cache.memory_for(usize::MAX, 1 << 40);
         let (default, set) = (cache("memory", 0), cache("memory", 1000));
         let alone = most(&default);
-        [&default, &set].map(|cache| cache.share(4));
+        [&default, &set].into_iter().for_each(|cache| cache.share(4));
         assert!(most(&default) <= alone / 2, "{} of {alone}", most(&default));
         assert_eq!((most(&set), set.memory_for(7, 100), cache("disk", 1000).memory_for(7, 100)), (1000, 700, 0));
     }

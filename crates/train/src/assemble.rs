@@ -45,7 +45,10 @@ impl Worker {
         let parallel = group.parallel(job)?;
         let mesh = group.mesh(&parallel)?;
         let evaluators = group.evaluators(&mesh);
-        job.source.share_memory(group.peers().map_or(Ok(group.workers()), |peers| processes_here(peers))?);
+        // All ranks have the same job, so all of them count or none does.
+        if job.source.cached_bytes() > 0 {
+            job.source.share_memory(group.peers().map_or(Ok(group.workers()), |peers| processes_here(peers))?);
+        }
         let plan = WorkerPlan::new(job, &parallel, &mesh, evaluators.as_ref(), options)?;
         let WorkerPlan { program, mut memory, device } = plan;
         if elastic && parallel.is_sharded(group.workers()) {

@@ -372,10 +372,18 @@ impl Job {
     }
 }
 
-/// The name is shown, and goes into scripts.
+/// The seed of a job.
+pub fn seed(root: &Settings) -> Result<u64, SettingError> {
+    read_seed(&root.table("job")?)
+}
+
+fn read_seed(job: &Settings) -> Result<u64, SettingError> {
+    Ok(job.count("seed", 1, 0)? as u64)
+}
+
 /// Name, seed and whether it is reproducible.
 fn read_head(job: &Settings) -> Result<(String, u64, bool), SettingError> {
-    let head = (read_name(job)?, job.count("seed", 1, 0)? as u64, job.bool("reproducible", true)?);
+    let head = (read_name(job)?, read_seed(job)?, job.bool("reproducible", true)?);
     job.finish()?;
     Ok(head)
 }
@@ -464,6 +472,7 @@ fn measures(split: &Split, model: &dyn Model) -> Vec<WatchedMetric> {
     if split.held_out_len() == 0 { Vec::new() } else { metrics_of(model).unwrap_or_default() }
 }
 
+/// The name is shown, and goes into scripts.
 fn read_name(job: &Settings) -> Result<String, SettingError> {
     let name = job.text("name", "job")?;
     if name.chars().any(char::is_control) {

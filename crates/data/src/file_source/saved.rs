@@ -228,23 +228,25 @@ pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str)
         let saved = from_json(preprocessing).ok_or_else(|| unreadable(settings))?;
         // Another record's answer would be a wrong one.
         let on_error = if OnError::read(settings)?.skips() { OnError::LeaveOut } else { OnError::Stop };
-        open_alone(name, settings, saved, on_error)
+        open_alone(name, settings, saved, on_error, 0)
     };
     read().map_err(|error| readable(error, settings, "source"))
 }
 
 /// Opens files with their target to evaluate on, as a job saw its own, without those of its training: all samples are held
-/// out. `None` if `preprocessing` is of an earlier version, which did not say what the target is.
+/// out. Transforms that are random in evaluations, too, depend on the seed. `None` if `preprocessing` is of an earlier version,
+/// which did not say what the target is.
 pub fn open_for_evaluation(
     name: &str,
     settings: &Settings,
     preprocessing: &str,
+    seed: u64,
 ) -> Result<Option<FileSource>, SettingError> {
     let read = || -> Result<Option<FileSource>, OpenError> {
         let mut saved = from_json(preprocessing).ok_or_else(|| unreadable(settings))?;
         let Some((target, target_name)) = saved.target.take() else { return Ok(None) };
         (saved.assembly.target, saved.assembly.target_name) = (target, target_name);
-        let mut source = open_alone(name, settings, saved, OnError::read(settings)?)?;
+        let mut source = open_alone(name, settings, saved, OnError::read(settings)?, seed)?;
         source.split = Split::given(0, source.split.train_len());
         Ok(Some(source))
     };
@@ -257,7 +259,13 @@ fn unreadable(settings: &Settings) -> OpenError {
 }
 
 /// Files that are seen as what was saved says.
-fn open_alone(name: &str, settings: &Settings, saved: Saved, on_error: OnError) -> Result<FileSource, OpenError> {
+fn open_alone(
+    name: &str,
+    settings: &Settings,
+    saved: Saved,
+    on_error: OnError,
+    seed: u64,
+) -> Result<FileSource, OpenError> {
     let Saved { assembly, columns, fitted, tokenizer, .. } = saved;
     let kept = with_tokenizer(settings, tokenizer.as_ref());
     let (with_tokenizer, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
@@ -269,8 +277,8 @@ fn open_alone(name: &str, settings: &Settings, saved: Saved, on_error: OnError) 
     part.places = Places { inputs, target: target.transpose()?, ..Places::default() };
     part.name_classes(&assembly, settings, "source")?;
     let split = Split::given(part.reader.len(), 0);
-    let mut source = FileSource::new(vec![part], split, assembly, 0, on_error);
-    let form = add_transforms(&mut source, settings, 0, fitted)?;
+    let mut source = FileSource::new(vec![part], split, assembly, seed, on_error);
+    let form = add_transforms(&mut source, settings, seed, fitted)?;
     source.fields = fields_of(&form, settings)?;
     Ok(source)
 }

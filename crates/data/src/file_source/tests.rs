@@ -485,6 +485,7 @@ fn missing_columns_and_values_are_named() {
     memory.records[3][2] = RecordValue::Reals(vec![f32::INFINITY]);
     let error = opened(&memory, &[("missing", text("mean")), ("task", text("regression"))]).unwrap_err();
     assert!(error.contains("the mean of column \"b\", for `missing = \"mean\"`, is "), "{error}");
+    memory.records[2][3] = RecordValue::Reals(vec![0.5]);
     let standardise: &[(&str, Setting)] = &[("kind", text("standardise"))];
     let keys = [transforms(&[standardise]), ("task", text("regression")), ("holdout", Setting::Float(0.0))];
     let error = opened(&memory, &keys).unwrap_err();
@@ -552,7 +553,7 @@ fn evaluations_need_no_training_files() {
     let fields = source.fields().to_vec();
     std::fs::remove_file(&train).unwrap();
     let new = write("new.csv", "label,colour,a\nyes,green,7\nno,red,8\n");
-    let open = |path: &str, preprocessing: &str| crate::open_for_evaluation(path, &settings(), preprocessing);
+    let open = |path: &str, preprocessing: &str| crate::open_for_evaluation(path, &settings(), preprocessing, 1);
     let source = open(&new, &preprocessing).unwrap().unwrap();
     assert_eq!((source.fields(), source.class_names().unwrap()), (&fields[..], &["no".to_string(), "yes".into()][..]));
     let split = Source::split(&source).unwrap();
