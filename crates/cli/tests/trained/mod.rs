@@ -249,6 +249,25 @@ fn a_bench_of_data_says_what_feeds_what() {
     assert!(report["samples_per_s"].as_f64().expect("a rate") > 0.0 && report["bottleneck"].is_string(), "{report}");
 }
 
+/// A cache in memory is part of what a job needs.
+#[test]
+fn plans_count_a_cache_in_memory() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    std::fs::write(dir.path().join("job.toml"), TABLE).expect("a job file");
+    let planned = |cache: &[&str]| -> u64 {
+        let words = ["plan", "job.toml", "--by-rates", "--json"];
+        let said = stdout_of(dir.path(), &[&words[..], cache].concat());
+        let plan: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        plan["memory"]["data"].as_u64().unwrap_or_else(|| panic!("{plan}"))
+    };
+    let without = planned(&[]);
+    let whole = planned(&["--set", "data.cache=memory"]);
+    assert!(whole >= without + 120 * 2 * 4, "{without} and {whole}");
+    assert_eq!(planned(&["--set", "data.cache=memory", "--set", "data.cache_max=500"]), without + 500);
+    assert_eq!(planned(&["--set", "data.cache=disk"]), without);
+}
+
 /// What comes through standard input is trained on like a file that is read as a stream, by one process.
 #[test]
 fn standard_input_is_a_stream() {

@@ -7,7 +7,7 @@ use super::{
 use crate::error::ReadError;
 use crate::files::{self, DataFile};
 use crate::format::{self, OpenError, Reader};
-use crate::record::{Record, RecordColumn};
+use crate::record::{Record, RecordColumn, RecordName};
 use crate::shards;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
@@ -32,6 +32,8 @@ pub(crate) struct StreamFiles {
     pub columns: Vec<RecordColumn>,
     /// Records of an epoch.
     pub len: usize,
+    /// The number of the first record of each file, if all were counted.
+    starts: Vec<usize>,
     /// Of a pipe: what is left of it, until a walk takes it.
     pipe: Option<Mutex<Option<Cursor>>>,
     /// The first records: of a pipe all that were looked at.
@@ -64,6 +66,7 @@ impl StreamFiles {
             format: opened,
             columns: vec![],
             len: 0,
+            starts: vec![],
             pipe: None,
             head: vec![],
             record_bytes: 0,
@@ -74,6 +77,7 @@ impl StreamFiles {
             Some(samples) => samples,
             None => {
                 while cursor.advance(&opened, None)? {}
+                opened.starts = std::mem::take(&mut cursor.starts);
                 cursor.next
             }
         };
@@ -102,6 +106,7 @@ impl StreamFiles {
             format,
             columns: vec![],
             len,
+            starts: vec![],
             pipe: None,
             head: vec![],
             record_bytes: 0,
@@ -174,6 +179,8 @@ pub(crate) struct Cursor {
     looked_at: VecDeque<Arc<RawRecord>>,
     /// The file that comes after the one at hand.
     file: usize,
+    /// The numbers of the first records of the files so far.
+    starts: Vec<usize>,
     records: Option<Box<dyn RawRecords>>,
 }
 
@@ -205,6 +212,7 @@ impl Cursor {
             }
             let Some(file) = stream.files.get(self.file) else { return Ok(false) };
             self.file += 1;
+            self.starts.push(self.next);
             self.records = Some(stream.format.records(ByteStream::of_file(file)?)?);
         }
     }
@@ -262,6 +270,13 @@ impl Reader for StreamReader {
     fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
         let raw = self.stream.head.get(at)?;
         Some((raw.path().into(), raw.offset))
+    }
+
+    fn name(&self, at: usize) -> Option<RecordName> {
+        let StreamFiles { files, starts, .. } = &*self.stream;
+        // Of files without a record, the next has the same start.
+        let file = files.get(starts.partition_point(|start| *start <= at).checked_sub(1)?)?;
+        (files.len() > 1).then(|| RecordName { file: file.path.clone(), key: None })
     }
 
     fn kind_reason(&self, column: usize) -> Option<String> {

@@ -136,6 +136,9 @@ fn workers_share_one_order_and_go_on_anywhere() {
     let source = open(&directory.path().join("*.csv"), &[]).unwrap();
     let split = source.split().unwrap();
     assert_eq!((source.len(), split.train_len(), split.held_out_len()), (107, 86, 21));
+    for (sample, file) in [(0, 0), (69, 0), (70, 1), (106, 1)] {
+        assert_eq!(source.sample_name(sample).file.as_deref(), Some(names[file].as_path()), "{sample}");
+    }
     let alone = walked(&*source, 0..25, 0..4).unwrap();
     for of_step in &alone {
         assert!(of_step.iter().all(|(sample, value)| *sample as f32 == *value && of_step.len() == 8));
