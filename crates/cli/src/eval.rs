@@ -31,22 +31,44 @@ pub struct EvalArgs {
     pub report: Option<PathBuf>,
 }
 
+/// Files to evaluate on that are opened without those of the training, and the flag or key that names them.
+fn files_alone(args: &EvalArgs, trained: &Trained) -> Result<Option<(String, &'static str)>, Failure> {
+    if let Some(path) = &args.data {
+        return Ok(Some((path.clone(), "--data")));
+    }
+    if !trained.trained_from_pipe()? {
+        return Ok(None);
+    }
+    let (key, named) = if args.test { ("test", "data.test") } else { ("validation", "data.validation") };
+    let files = trained.files_of(key)?.ok_or_else(|| {
+        let message = format!("nothing to evaluate: the run was trained from a pipe, and its job names no `{named}`");
+        Failure::usage(message, "name files with --data")
+    })?;
+    Ok(Some((files, named)))
+}
+
 /// The job, with the samples to evaluate on held out.
 fn job_of(kinds: &Kinds, args: &EvalArgs, trained: &Trained, executor: &Arc<dyn Executor>) -> Result<Job, Failure> {
-    let mut job = trained.job(kinds)?;
+    let mut job = match files_alone(args, trained)? {
+        Some((files, named_by)) => trained.job_on(kinds, &files, named_by)?,
+        None => {
+            let mut job = trained.job(kinds)?;
+            if args.test {
+                if job.split.test_len() == 0 {
+                    let hint = "name files with --data, or set `data.test`";
+                    return Err(Failure::usage("the job has no test files", hint));
+                }
+                job.split = job.split.test_as_held_out();
+                if let Some(target) = job.source.missing_target(job.split.held_out(0)) {
+                    let message =
+                        format!("nothing to compare with: the test files have no column \"{target}\", the target");
+                    return Err(Failure::usage(message, "add it, or run `kolo predict`, which needs no target"));
+                }
+            }
+            job
+        }
+    };
     job.run_on(Arc::clone(executor))?;
-    if args.test || args.data.is_some() {
-        if job.split.test_len() == 0 {
-            return Err(Failure::usage("the job has no test files", "name files with --data, or set `data.test`"));
-        }
-        job.split = job.split.test_as_held_out();
-        let first = (job.split.held_out_len() > 0).then(|| job.split.held_out(0));
-        if let Some(target) = first.and_then(|first| job.source.missing_target(first)) {
-            let files = args.data.as_deref().unwrap_or("the test files");
-            let message = format!("nothing to compare with: {files} has no column \"{target}\", the target");
-            return Err(Failure::usage(message, "add it, or run `kolo predict`, which needs no target"));
-        }
-    }
     if job.split.held_out_len() == 0 {
         let message = "nothing to evaluate: the job holds out no samples";
         return Err(Failure::usage(message, "name files with --data, or set `data.holdout`"));
@@ -90,12 +112,9 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
     let mut trained = Trained::open(kinds, &args.saved)?;
     let executor = args.saved.device.executor()?;
     trained.leave_layout_out(kinds, &*executor);
-    if let Some(path) = &args.data {
-        if !trained.reads_files(kinds)? {
-            let message = "--data: the run was trained on built-in data, which tell nobody what files must hold";
-            return Err(Failure::usage(message, "leave --data out to evaluate on its held-out samples"));
-        }
-        trained.test_on(path, "--data");
+    if args.data.is_some() && !trained.reads_files(kinds)? {
+        let message = "--data: the run was trained on built-in data, which tell nobody what files must hold";
+        return Err(Failure::usage(message, "leave --data out to evaluate on its held-out samples"));
     }
     let mut evaluated = evaluate(job_of(kinds, args, &trained, &executor)?, args, &trained)?;
     let held_out = readable(&evaluated.job);

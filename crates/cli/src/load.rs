@@ -3,7 +3,7 @@
 use crate::args::JobArgs;
 use crate::fail::Failure;
 use crate::transports::TransportKind;
-use kolo_data::{SOURCES, SourceKind};
+use kolo_data::{SOURCES, Source, SourceKind};
 use kolo_exec::Executor;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
@@ -40,6 +40,11 @@ impl Kinds {
     /// The job of these settings.
     pub fn read(&self, root: &Settings) -> Result<Job, Failure> {
         Ok(Job::read_among(root, &self.lists())?)
+    }
+
+    /// The job of these settings, to evaluate on this source.
+    pub fn read_to_evaluate(&self, root: &Settings, source: Box<dyn Source>) -> Result<Job, Failure> {
+        Ok(Job::read_to_evaluate(root, &self.lists(), source)?)
     }
 }
 

@@ -141,6 +141,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let mesh = load::mesh(job, workers, 0)?;
     let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
     job.check_executor()?;
+    job.source.share_memory(per_host);
     let WorkerPlan { program, memory, device } = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
     let mut cost = Cost { memory, ..kolo_plan::cost(&program) };
     let rates = Rates::measure();

@@ -9,11 +9,11 @@ use clap::Args;
 use kolo_ckpt::transfer::{Incoming, Wanted, open_files};
 use kolo_ckpt::{RealDisk, TensorSource, TensorView};
 use kolo_data::tokenizer::{Tokenizer, UsedTokenizer};
-use kolo_data::{Field, Source};
+use kolo_data::{Field, Source, stream};
 use kolo_exec::store::Entry;
 use kolo_exec::{Executor, Store};
 use kolo_graph::settings::{Setting, SettingError, Settings};
-use kolo_train::{Job, job_file};
+use kolo_train::{Job, job, job_file};
 use std::cell::RefCell;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ impl Trained {
             Some(recorded) => Ok(Some(recorded.to_string())),
             None if !settings.is_empty() && !reads_files(kinds, &root)? => Ok(None),
             // The job says what the weights do not.
-            None => kinds.read(&root).map(|job| {
+            None => read_job(kinds, &root).map(|job| {
                 if settings.is_empty() {
                     settings.clone_from(&job.settings);
                 }
@@ -128,16 +128,56 @@ impl Trained {
         value.map(|value| value.trim_matches('"').to_string())
     }
 
-    /// Evaluates on these files, which a flag named.
-    pub fn test_on(&mut self, files: &str, flag: &str) {
-        if let Some(data) = self.root.table_mut("data", flag) {
-            data.set("test", flag, Setting::Text(files.into()));
+    /// The job, with the samples of these files held out, which a flag or a key named. Those of the training need not be
+    /// there, unless the run is of an earlier version, which did not save what its targets were.
+    pub fn job_on(&self, kinds: &Kinds, files: &str, named_by: &str) -> Result<Job, Failure> {
+        if stream::is_pipe(files) {
+            let message = format!("{named_by}: {files} is a pipe, but an evaluation may read its samples again");
+            return Err(Failure::usage(message, "write them to a file first"));
         }
+        let recorded = self.preprocessing.as_ref().map_err(Clone::clone)?;
+        let mut data = self.root.table("data")?;
+        data.set("source", named_by, Setting::Text(files.into()));
+        if let Some(recorded) = recorded {
+            let opened = kolo_data::open_for_evaluation(files, &data, recorded, job::seed(&self.root)?);
+            if let Some(source) = opened.map_err(|error| of_input(error, files, files))? {
+                let mut root = self.root.clone();
+                if let Some(data) = root.table_mut("data", named_by) {
+                    data.set("source", named_by, Setting::Text(files.into()));
+                }
+                return kinds.read_to_evaluate(&root, Box::new(source));
+            }
+        }
+        let mut root = self.root.clone();
+        if let Some(data) = root.table_mut("data", named_by) {
+            data.set("test", named_by, Setting::Text(files.into()));
+        }
+        let mut job = read_job(kinds, &root)?;
+        job.split = job.split.test_as_held_out();
+        let first = (job.split.held_out_len() > 0).then(|| job.split.held_out(0));
+        if let Some(target) = first.and_then(|first| job.source.missing_target(first)) {
+            let message = format!("nothing to compare with: {files} has no column \"{target}\", the target");
+            return Err(Failure::usage(message, "add it, or run `kolo predict`, which needs no target"));
+        }
+        Ok(job)
+    }
+
+    /// A key of `[data]` that names files.
+    pub fn files_of(&self, key: &str) -> Result<Option<String>, Failure> {
+        match self.root.table("data")?.peek(key) {
+            Some(Setting::Text(files)) if !files.is_empty() => Ok(Some(files.clone())),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether the samples of the training came through a pipe, and are gone.
+    pub fn trained_from_pipe(&self) -> Result<bool, Failure> {
+        Ok(self.files_of("source")?.is_some_and(|source| stream::is_pipe(&source)))
     }
 
     /// The whole job, with its data.
     pub fn job(&self, kinds: &Kinds) -> Result<Job, Failure> {
-        kinds.read(&self.root)
+        read_job(kinds, &self.root)
     }
 
     /// Which tokenizer made the tokens of the training, if that is known.
@@ -301,6 +341,19 @@ fn of_input(error: SettingError, path: &str, shown: &str) -> SettingError {
         None => message,
     };
     SettingError { place: shown.into(), message, hint }
+}
+
+/// The job with its data, which must not come from a pipe: whoever reads it would wait for samples of a training.
+fn read_job(kinds: &Kinds, root: &Settings) -> Result<Job, Failure> {
+    let data = root.table("data")?;
+    match data.peek("source") {
+        Some(Setting::Text(source)) if stream::is_pipe(source) => {
+            let message = format!("is \"{source}\", a pipe, whose samples are gone");
+            let hint = "name files: `kolo eval RUN --data FILES`, or `kolo predict RUN FILES`";
+            Err(data.wrong("source", message, hint).into())
+        }
+        _ => kinds.read(root),
+    }
 }
 
 /// Whether the job of these settings reads files.

@@ -6,7 +6,7 @@
 use crate::error::ReadError;
 use crate::image::Pixels;
 use crate::sample::{Held, Sample, Value};
-use kolo_base::{ByteReader, lock};
+use kolo_base::{ByteReader, group_limit, lock};
 use kolo_graph::settings::{SettingError, Settings};
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,7 +29,9 @@ const ENTRY_BYTES: u64 = 64;
 pub(crate) struct Cache {
     shards: Vec<Mutex<HashMap<usize, Entry>>>,
     disk: Option<Disk>,
-    bytes_max: u64,
+    bytes_max: AtomicU64,
+    /// Nobody said how many bytes it may take.
+    is_default: bool,
     used: AtomicU64,
     full: AtomicBool,
 }
@@ -54,9 +56,22 @@ impl Cache {
         // 0, so that ranks of machines of different sizes have the same job.
         let asked = settings.count("cache_max", 0, 0)? as u64;
         let directory = settings.text("cache_dir", "")?;
+        let unused = [("cache_max", kind == "none"), ("cache_dir", kind != "disk")];
+        if let Some((key, _)) = unused.into_iter().find(|(key, unused)| *unused && settings.peek(key).is_some()) {
+            let (message, hint) = match key {
+                "cache_max" => {
+                    ("is for a cache, but there is none", "write `cache = \"memory\"` or `\"disk\"`, or leave it out")
+                }
+                _ => ("is for a cache on disk", "write `cache = \"disk\"`, or leave it out"),
+            };
+            return Err(settings.wrong(key, message, hint));
+        }
         let bytes_max = |default: u64| if asked == 0 { default } else { asked };
         match kind {
-            "memory" => Ok(Some(Self::new(None, bytes_max(memory_bytes())))),
+            "memory" => {
+                let cache = Self::new(None, bytes_max(memory_bytes()));
+                Ok(Some(Self { is_default: asked == 0, ..cache }))
+            }
             "disk" => {
                 let directory = if directory.is_empty() { std::env::temp_dir() } else { directory.into() };
                 let file = tempfile::tempfile_in(&directory).map_err(|error| {
@@ -71,7 +86,23 @@ impl Cache {
 
     fn new(disk: Option<Disk>, bytes_max: u64) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, disk, bytes_max, used: AtomicU64::new(0), full: AtomicBool::new(false) }
+        let bytes_max = AtomicU64::new(bytes_max);
+        Self { shards, disk, bytes_max, is_default: false, used: AtomicU64::new(0), full: AtomicBool::new(false) }
+    }
+
+    /// So many processes of this host have such a cache, and share the memory that one alone would take by default.
+    pub fn share(&self, processes: usize) {
+        if self.is_default {
+            self.bytes_max.store(memory_bytes() / processes.max(1) as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of memory that it takes at most, for samples of which one takes so many.
+    pub fn memory_for(&self, samples: usize, sample_bytes: u64) -> u64 {
+        match self.disk {
+            Some(_) => 0,
+            None => self.bytes_max.load(Ordering::Relaxed).min((samples as u64).saturating_mul(sample_bytes)),
+        }
     }
 
     fn shard(&self, sample: usize) -> &Mutex<HashMap<usize, Entry>> {
@@ -104,7 +135,7 @@ impl Cache {
         pack(sample, buffer);
         let bytes = buffer.len() as u64 + ENTRY_BYTES;
         let offset = self.used.fetch_add(bytes, Ordering::Relaxed);
-        if offset + bytes > self.bytes_max {
+        if offset + bytes > self.bytes_max.load(Ordering::Relaxed) {
             self.full.store(true, Ordering::Relaxed);
             return;
         }
@@ -129,12 +160,21 @@ impl Cache {
     }
 }
 
-/// A part of the memory that is free now.
+/// What one sample takes in a cache.
+pub(crate) fn bytes_of(sample: &Sample, buffer: &mut Vec<u8>) -> u64 {
+    buffer.clear();
+    pack(sample, buffer);
+    buffer.len() as u64 + ENTRY_BYTES
+}
+
+/// A part of the memory that is free now, or that the control group may use, if that is less.
 pub(crate) fn memory_bytes() -> u64 {
     let text = std::fs::read_to_string(Path::new("/proc/meminfo")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kilobytes.map_or(MEMORY_BYTES, |kilobytes| kilobytes * 1024 / MEMORY_PART)
+    let free = kilobytes.map(|kilobytes| kilobytes.saturating_mul(1024));
+    let limit = group_limit().map(|(bytes, _)| bytes);
+    free.into_iter().chain(limit).min().map_or(MEMORY_BYTES, |bytes| bytes / MEMORY_PART)
 }
 
 fn pack(sample: &Sample, out: &mut Vec<u8>) {
@@ -242,6 +282,16 @@ mod tests {
             assert!((5..15).contains(&kept), "{kept}");
             assert!(cache.get(0, &mut Sample::default(), &mut buffer).unwrap());
         }
+    }
+
+    #[test]
+    fn workers_share_what_nobody_set() {
+        let most = |cache: &Cache| cache.memory_for(usize::MAX, 1 << 40);
+        let (default, set) = (cache("memory", 0), cache("memory", 1000));
+        let alone = most(&default);
+        [&default, &set].into_iter().for_each(|cache| cache.share(4));
+        assert!(most(&default) <= alone / 2, "{} of {alone}", most(&default));
+        assert_eq!((most(&set), set.memory_for(7, 100), cache("disk", 1000).memory_for(7, 100)), (1000, 700, 0));
     }
 
     #[test]

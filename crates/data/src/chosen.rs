@@ -39,6 +39,14 @@ impl Source for ChosenSamples {
         self.source.cost()
     }
 
+    fn cached_bytes(&self) -> usize {
+        self.source.cached_bytes()
+    }
+
+    fn share_memory(&self, processes: usize) {
+        self.source.share_memory(processes);
+    }
+
     fn in_order(&self) -> bool {
         self.source.in_order()
     }

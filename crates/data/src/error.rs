@@ -63,6 +63,17 @@ impl ReadError {
         Self { source: name, sample: self.sample.or(Some(sample)), ..self }
     }
 
+    /// It is told although `on_error = "skip"` leaves out what can be left out, so that hint would not help.
+    pub(crate) fn despite_skipping(self) -> Self {
+        match self.hint.contains("on_error") {
+            true => Self {
+                hint: "too many records cannot be used: correct the files, or take these records out".into(),
+                ..self
+            },
+            false => self,
+        }
+    }
+
     /// What happened, in one line and without the hint.
     pub fn what(&self) -> String {
         let sample = self.sample.map_or("a sample".into(), |sample| format!("sample {sample}"));

@@ -24,12 +24,12 @@ pub(crate) use assembly::luminance;
 pub(crate) use columns::is_target_name;
 pub(crate) use open::open;
 pub use plain::open_for_field;
-pub use saved::{open_for_prediction, tokenizer_used};
+pub use saved::{open_for_evaluation, open_for_prediction, tokenizer_used};
 pub(crate) use streamed::StreamedRecords;
 #[cfg(test)]
 pub(crate) use streamed::opened_stream;
 
-use crate::cache::Cache;
+use crate::cache::{self, Cache};
 use crate::error::ReadError;
 use crate::fingerprint;
 use crate::load_times::{LoadMeter, LoadTimes, Stage};
@@ -51,6 +51,8 @@ use std::time::Instant;
 
 /// Samples that are tried in place of one that cannot be read.
 const REPLACEMENTS_MAX: u64 = 16;
+/// Samples that are looked at to know what a cache takes, spread evenly.
+const LOOKED_AT: usize = 8;
 /// Training samples that statistics are taken from, spread evenly.
 const FITTED_SAMPLES_MAX: usize = 200_000;
 
@@ -66,6 +68,8 @@ pub struct FileSource {
     /// Transforms before the first random one: what they leave may be cached.
     fixed: usize,
     cache: Option<Cache>,
+    /// What a sample takes in the cache, as far as a few of them tell.
+    cached_sample_bytes: u64,
     fields: Vec<Field>,
     on_error: OnError,
     replacements: Stream,
@@ -104,6 +108,8 @@ struct Scratch {
     sample: Sample,
     work: Work,
     bytes: Vec<u8>,
+    /// The sample came out of the cache.
+    is_hit: bool,
 }
 
 impl FileSource {
@@ -116,6 +122,7 @@ impl FileSource {
             fitted: Fitted::default(),
             fixed: 0,
             cache: None,
+            cached_sample_bytes: 0,
             fields: Vec::new(),
             on_error,
             replacements: Stream::new(seed, "data.replacements"),
@@ -165,7 +172,7 @@ impl FileSource {
         }
         let message =
             format!("{}; {REPLACEMENTS_MAX} replacements that were tried cannot be read either", error.message);
-        Err(ReadError { message, ..error })
+        Err(ReadError { message, ..error }.despite_skipping())
     }
 
     fn attempt(&self, draw: Draw, transforms: usize, scratch: &mut Scratch) -> Result<(), ReadError> {
@@ -190,8 +197,8 @@ impl FileSource {
             Some(cache) => cache.get(draw.sample, &mut scratch.sample, &mut scratch.bytes)?,
             None => false,
         };
+        scratch.is_hit = hit;
         if hit {
-            self.meter.hit();
             start = self.meter.add(Stage::Read, start);
         } else {
             read(&mut scratch.record)?;
@@ -212,6 +219,24 @@ impl FileSource {
     fn transform(&self, draw: Draw, which: std::ops::Range<usize>, scratch: &mut Scratch) -> Result<(), ReadError> {
         let mut cx = Cx { draw, work: &mut scratch.work, others: self };
         self.transforms[which].iter().try_for_each(|transform| transform.apply(&mut scratch.sample, &mut cx))
+    }
+
+    /// Keeps samples in this cache, and finds out what one takes there.
+    fn keep_in(&mut self, cache: Option<Cache>) {
+        let Some(cache) = cache else { return };
+        let samples = self.len() - self.split.test_len();
+        // The first record of a stream is at hand; others would have to be walked to.
+        let looked_at = if self.is_stream() { 1 } else { LOOKED_AT.min(samples) };
+        let bytes = |at: usize| {
+            self.with_scratch(|scratch| {
+                let draw = Draw { sample: at * samples / looked_at.max(1), epoch: None };
+                self.attempt(draw, self.fixed, scratch).ok()?;
+                Some(cache::bytes_of(&scratch.sample, &mut scratch.bytes))
+            })
+        };
+        // If none of them can be read, the cache may become full.
+        self.cached_sample_bytes = (0..looked_at).filter_map(bytes).max().unwrap_or(u64::MAX);
+        self.cache = Some(cache);
     }
 
     /// As [`Source::fill`], but nothing stands in for a sample that cannot be read.
@@ -273,7 +298,7 @@ impl Source for FileSource {
         let draw = Draw { sample, epoch: None };
         self.with_scratch(|scratch| {
             self.make(draw, self.transforms.len(), scratch)?;
-            self.meter.made();
+            self.meter.made(scratch.is_hit);
             self.write(draw, &scratch.sample, field, out)
         })
     }
@@ -284,10 +309,20 @@ impl Source for FileSource {
                 Err(_) if self.on_error == OnError::LeaveOut => return Ok(()),
                 made => made?,
             }
-            self.meter.made();
+            self.meter.made(scratch.is_hit);
             let mut fields = fields.iter().enumerate();
             fields.try_for_each(|(at, field)| self.write(draw, &scratch.sample, *field, row.column(at)))
         })
+    }
+
+    fn cached_bytes(&self) -> usize {
+        let samples = self.len() - self.split.test_len();
+        let bytes = self.cache.as_ref().map_or(0, |cache| cache.memory_for(samples, self.cached_sample_bytes));
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    fn share_memory(&self, processes: usize) {
+        self.cache.iter().for_each(|cache| cache.share(processes));
     }
 
     fn describe(&self) -> String {

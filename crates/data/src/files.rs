@@ -40,7 +40,7 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 fn refuse_special(path: &Path, kind: FileType) -> Result<(), ReadError> {
     let what = match kind {
         kind if kind.is_file() || kind.is_dir() => return Ok(()),
-        kind if kind.is_fifo() => "is a pipe, which only `kolo train` can read, as `data.source`",
+        kind if kind.is_fifo() => "is a pipe, which only `kolo train` can read, as all of `data.source`",
         kind if kind.is_socket() => "is a socket, not a file",
         kind if kind.is_char_device() => "is a character device, not a file",
         _ => "is a block device, not a file",
@@ -335,9 +335,12 @@ mod tests {
             assert!(error.ends_with("hint: write the data to a file first, and name that"), "{error}");
             assert!(open_regular(&path).is_err());
         }
-        let pattern = dir.path().join("*.csv");
-        assert!(list(pattern.to_str().unwrap(), &settings, "source").is_err());
         std::fs::write(dir.path().join("c.csv"), "a\n1\n").unwrap();
+        let both = format!("{},{}", dir.path().join("c.csv").display(), pipe.display());
+        for several in [both, dir.path().join("*.csv").display().to_string()] {
+            let error = list(&several, &settings, "validation").unwrap_err().to_string();
+            assert!(error.contains("a.csv: is a pipe"), "{error}");
+        }
         assert!(DataFile::at(dir.path()).unwrap().is_directory);
         assert_eq!(DataFile::at(&dir.path().join("c.csv")).unwrap().bytes, 4);
     }

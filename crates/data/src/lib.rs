@@ -56,7 +56,7 @@ pub mod writers;
 
 pub use chosen::ChosenSamples;
 pub use error::ReadError;
-pub use file_source::{FileSource, open_for_field, open_for_prediction, tokenizer_used};
+pub use file_source::{FileSource, open_for_evaluation, open_for_field, open_for_prediction, tokenizer_used};
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
 pub use load_times::LoadTimes;
 pub use source::{Draw, Opened, Row, SOURCES, SampleCost, SampleName, Source, SourceKind, find, open};

@@ -82,12 +82,10 @@ impl LoadMeter {
         now
     }
 
-    pub fn made(&self) {
+    /// A sample that was asked for was made, perhaps of what the cache holds. Others that went into it do not count.
+    pub fn made(&self, is_hit: bool) {
         self.samples.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn hit(&self) {
-        self.cached.fetch_add(1, Ordering::Relaxed);
+        self.cached.fetch_add(u64::from(is_hit), Ordering::Relaxed);
     }
 
     pub fn skip(&self, sample: usize, error: &ReadError) {

@@ -1,6 +1,6 @@
 //! Images of another size: two passes of a separable filter, across and then down, in whole numbers.
 //!
-//! The coefficients have 22 fractional bits and a pass rounds to bytes, as in Pillow's `Image.resize` to the same size: the bytes
+//! The coefficients have 22 fractional bits and a pass rounds to bytes, as in `Image.resize` of Pillow up to 12.1: the bytes
 //! are the same, whatever vectors the processor has. `tests/make_resampled.py` prints Pillow's, with which tests compare them.
 
 use crate::image::Pixels;

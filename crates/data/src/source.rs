@@ -52,6 +52,15 @@ pub trait Source: Send + Sync + fmt::Debug {
         0
     }
 
+    /// Bytes of samples that stay in memory from one epoch to the next, at most.
+    fn cached_bytes(&self) -> usize {
+        0
+    }
+
+    /// So many processes of this host read such a source at the same time: each takes its part of the memory for which nobody
+    /// said how much it may be.
+    fn share_memory(&self, _processes: usize) {}
+
     /// Whether reading samples in another order than that of their numbers takes long.
     fn in_order(&self) -> bool {
         false

@@ -186,7 +186,13 @@ pub(crate) fn read_size(table: &Settings) -> Result<(usize, Option<usize>), Sett
     use kolo_graph::settings::Setting;
     match table.peek("size") {
         Some(Setting::List(_)) => match table.counts("size", &[224, 224])?[..] {
-            [height, width] if height <= SIDE_MAX && width <= SIDE_MAX => Ok((height, Some(width))),
+            [height, width] => match [height, width].into_iter().find(|side| !(1..=SIDE_MAX).contains(side)) {
+                None => Ok((height, Some(width))),
+                Some(side) => {
+                    let message = format!("has a side of {side} pixels, but must be between 1 and {SIDE_MAX}");
+                    Err(table.wrong("size", message, "write `size = [224, 224]`"))
+                }
+            },
             _ => Err(table.wrong("size", "must be height and width", "write `size = [224, 224]`")),
         },
         None => Err(table.wrong("size", "is missing", "write `size = 224` or `size = [224, 224]`")),

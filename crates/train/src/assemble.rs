@@ -4,7 +4,7 @@ use crate::copies;
 use crate::error::Error;
 use crate::job::Job;
 use crate::machine;
-use crate::memory_check::{self, HostUsage};
+use crate::memory_check::{self, HostUsage, processes_here};
 use crate::memory_limit::{self, Wanted, WorkersNow};
 use crate::together;
 use crate::worker_group::WorkerGroup;
@@ -45,6 +45,10 @@ impl Worker {
         let parallel = group.parallel(job)?;
         let mesh = group.mesh(&parallel)?;
         let evaluators = group.evaluators(&mesh);
+        // All ranks have the same job, so all of them count or none does.
+        if job.source.cached_bytes() > 0 {
+            job.source.share_memory(group.peers().map_or(Ok(group.workers()), |peers| processes_here(peers))?);
+        }
         let plan = WorkerPlan::new(job, &parallel, &mesh, evaluators.as_ref(), options)?;
         let WorkerPlan { program, mut memory, device } = plan;
         if elastic && parallel.is_sharded(group.workers()) {

@@ -158,6 +158,22 @@ impl Job {
 
     /// A job that names models, sources and strategies of these lists.
     pub fn read_among(root: &Settings, kinds: &Kinds<'_>) -> Result<Self, Error> {
+        Self::read_given(root, kinds, None)
+    }
+
+    /// The same to evaluate alone, on this source instead of the one that `data.source` names, which is not opened. What
+    /// says how to train counts for nothing.
+    pub fn read_to_evaluate(root: &Settings, kinds: &Kinds<'_>, source: Box<dyn Source>) -> Result<Self, Error> {
+        let mut root = root.clone();
+        root.remove("checkpoint");
+        if let Some(train) = root.table_mut("train", "") {
+            let of_training: Vec<String> = train.keys().filter(|key| *key != "precision").map(str::to_string).collect();
+            of_training.iter().for_each(|key| train.remove(key));
+        }
+        Self::read_given(&root, kinds, Some(source))
+    }
+
+    fn read_given(root: &Settings, kinds: &Kinds<'_>, given: Option<Box<dyn Source>>) -> Result<Self, Error> {
         job_file::check_sections(root, &SECTIONS)?;
         let [job, model, data, train, parallel, memory, checkpoint] = SECTIONS.map(|section| root.table(section));
         let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
@@ -166,12 +182,22 @@ impl Job {
         let (name, seed, reproducible) = read_head(&job)?;
         let start = StartWeights::read(&model)?;
         let section = model;
-        let Supply { model, source, source_name, columns, fields } = read_supply(kinds, &section, &data, seed)?;
+        let evaluates = given.is_some();
+        let Supply { model, source, source_name, columns, fields } = match given {
+            Some(source) => supply_of(kinds, &section, source, &data)?,
+            None => read_supply(kinds, &section, &data, seed)?,
+        };
         if !(start.freeze.is_empty() && start.fresh.is_empty()) {
             start.check(&parameter_names(&*model)?, &section)?;
         }
-        let Batches { split, batch, grains, loading } = Batches::read(&data, &*source, seed, reproducible)?;
-        let steps_per_epoch = split.train_len() / batch;
+        let batches = Batches::read(&data, &*source, seed, reproducible)?;
+        if !evaluates {
+            data.finish()?;
+            batches.check(&data)?;
+        }
+        let Batches { split, batch, grains, loading } = batches;
+        // Nobody counts the epochs of what is evaluated only.
+        let steps_per_epoch = (split.train_len() / batch).max(usize::from(evaluates));
         let rules = TrainRules::read(&train, &*model, steps_per_epoch, batch)?;
         rules.check_early_stop(&train, &split)?;
         train.finish()?;
@@ -347,10 +373,18 @@ impl Job {
     }
 }
 
-/// The name is shown, and goes into scripts.
+/// The seed of a job.
+pub fn seed(root: &Settings) -> Result<u64, SettingError> {
+    read_seed(&root.table("job")?)
+}
+
+fn read_seed(job: &Settings) -> Result<u64, SettingError> {
+    Ok(job.count("seed", 1, 0)? as u64)
+}
+
 /// Name, seed and whether it is reproducible.
 fn read_head(job: &Settings) -> Result<(String, u64, bool), SettingError> {
-    let head = (read_name(job)?, job.count("seed", 1, 0)? as u64, job.bool("reproducible", true)?);
+    let head = (read_name(job)?, read_seed(job)?, job.bool("reproducible", true)?);
     job.finish()?;
     Ok(head)
 }
@@ -368,12 +402,19 @@ impl Batches {
         let (batch, grains) = read_batch(data, reproducible)?;
         let split = source.split().map_or_else(|| Split::read(data, source.len(), seed), Ok)?;
         let loading = read_loading(data)?;
-        data.finish()?;
-        if split.train_len() < batch {
-            let message = format!("is {batch}, but only {} samples are for training", split.train_len());
-            return Err(data.wrong("batch", message, "make the batch smaller or give more samples"));
-        }
         Ok(Self { split, batch, grains, loading })
+    }
+
+    /// Whether there are samples for a step.
+    fn check(&self, data: &Settings) -> Result<(), SettingError> {
+        let (batch, samples) = (self.batch, self.split.train_len());
+        match samples < batch {
+            false => Ok(()),
+            true => {
+                let message = format!("is {batch}, but only {samples} samples are for training");
+                Err(data.wrong("batch", message, "make the batch smaller or give more samples"))
+            }
+        }
     }
 }
 
@@ -433,6 +474,7 @@ fn measures(split: &Split, model: &dyn Model) -> Vec<WatchedMetric> {
     if split.held_out_len() == 0 { Vec::new() } else { metrics_of(model).unwrap_or_default() }
 }
 
+/// The name is shown, and goes into scripts.
 fn read_name(job: &Settings) -> Result<String, SettingError> {
     let name = job.text("name", "job")?;
     if name.chars().any(char::is_control) {
@@ -472,6 +514,15 @@ fn read_supply(kinds: &Kinds<'_>, model: &Settings, data: &Settings, seed: u64) 
     let fields = model.fields();
     let columns = match_fields(&fields, source.fields(), &name, data)?;
     Ok(Supply { model, source, source_name: name, columns, fields })
+}
+
+/// The model with a source that is open already.
+fn supply_of(kinds: &Kinds<'_>, model: &Settings, source: Box<dyn Source>, data: &Settings) -> Result<Supply, Error> {
+    let source_name = data.text("source", "")?;
+    let model = make_model(kinds.models, model, Some(source.fields()))?;
+    let fields = model.fields();
+    let columns = match_fields(&fields, source.fields(), &source_name, data)?;
+    Ok(Supply { model, source, source_name, columns, fields })
 }
 
 /// How parameters follow their gradients, and the rate over the run.

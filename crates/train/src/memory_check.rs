@@ -3,10 +3,11 @@
 
 use crate::error::Error;
 use crate::machine::format_bytes;
+use kolo_base::group_limit;
 use kolo_comm::{Communicator, host};
 use kolo_plan::MemoryPlan;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The processes that share a machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,15 @@ impl HostUsage {
             largest: all.iter().map(|needs| needs.own.saturating_add(needs.shared)).max().unwrap_or(0),
         }
     }
+}
+
+/// The ranks of a communicator that run on this machine. All of them call it.
+pub(crate) fn processes_here(world: &Communicator) -> Result<usize, Error> {
+    let kernel = host::kernel().unwrap_or_else(|| format!("that of rank {}", world.rank()));
+    let mine = number_of(&kernel);
+    let mut told = vec![0; world.size()];
+    world.all_gather(&[mine], &mut told)?;
+    Ok(told.into_iter().filter(|other| *other == mine).count())
 }
 
 /// What a process takes for itself and what once with others, and the numbers of its machine and its control group.
@@ -186,7 +196,7 @@ fn kinds(one: &MemoryPlan) -> [(&'static str, usize, &'static str); 10] {
         ),
         ("scratch", one.scratch, "use fewer threads or more parameter servers"),
         ("evaluation", one.evaluation, "use shorter samples, or leave evaluation out with `data.holdout = 0`"),
-        ("data", one.data, "use a smaller `data.prefetch` or `data.batch`"),
+        ("data", one.data, "use a smaller `data.cache_max`, if there is a cache, `data.prefetch` or `data.batch`"),
         (
             "checkpoint",
             one.checkpoint,
@@ -255,32 +265,6 @@ impl Limits {
 fn kib(text: &str, name: &str) -> u64 {
     let number = |line: &str| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok();
     text.lines().find_map(number).map_or(0, |kib| kib.saturating_mul(1024))
-}
-
-/// The smallest limit of the control groups that this process is in, and the file that sets it.
-fn group_limit() -> Option<(u64, PathBuf)> {
-    let groups = group_files(&std::fs::read_to_string("/proc/self/cgroup").ok()?);
-    let limit = |path: PathBuf| Some((std::fs::read_to_string(&path).ok()?.trim().parse().ok()?, path));
-    // Of equal ones that of the outermost, which the most processes share.
-    groups.into_iter().filter_map(limit).min_by_key(|(bytes, path)| (*bytes, path.components().count()))
-}
-
-/// The files that may hold limits of this process's control groups and of those around them, from `/proc/self/cgroup`.
-fn group_files(text: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for line in text.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (root, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
-            list if list.split(',').any(|name| name == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            _ => continue,
-        };
-        for around in Path::new(path).ancestors() {
-            files.push(Path::new(root).join(around.strip_prefix("/").unwrap_or(around)).join(file));
-        }
-    }
-    files
 }
 
 /// Bytes of address space, from `/proc/self/limits`.
@@ -389,12 +373,6 @@ mod tests {
             Some(300_000_000)
         );
         assert_eq!(process("Max address space         unlimited            unlimited            bytes\n"), None);
-        let files = |text: &str| group_files(text).iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
-        assert_eq!(
-            files("0::/a/b\n"),
-            ["/sys/fs/cgroup/a/b/memory.max", "/sys/fs/cgroup/a/memory.max", "/sys/fs/cgroup/memory.max"]
-        );
-        assert_eq!(files("5:cpu,cpuacct:/x\n4:memory:/\n"), ["/sys/fs/cgroup/memory/memory.limit_in_bytes"]);
         assert!(Limits::read().machine.is_none_or(|bytes| bytes > 1 << 20));
     }
 }

@@ -41,7 +41,8 @@ impl WorkerPlan {
     ) -> Result<Self, Error> {
         let (program, evaluation) =
             count_beside(job, parallel, options.threads, evaluators, || Ok(program_of(job, parallel, mesh, options)?))?;
-        let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
+        let buffers = supply::buffer_bytes(job, options.grains * job.grain_batch());
+        let data = buffers.saturating_add(job.source.cached_bytes());
         let checkpoint = checkpoint::copied_bytes(job, &program.graph, mesh.ranks());
         let step = kolo_plan::memory(&program);
         let process = step.process + link_bytes(mesh.ranks());

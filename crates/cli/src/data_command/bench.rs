@@ -7,6 +7,7 @@ use crate::load::{self, Kinds};
 use crate::output::println;
 use clap::Args;
 use kolo_exec::Options;
+use kolo_graph::settings::Setting;
 use kolo_train::data_bench::{PipelineRate, pipeline_rate};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::report::StepTimes;
@@ -34,7 +35,7 @@ const STEPS_MAX: usize = 200;
 const SECONDS_MAX: f64 = 3600.0;
 
 pub fn bench(kinds: &Kinds, args: &DataBenchArgs) -> Result<(), Failure> {
-    if !(0.0..=SECONDS_MAX).contains(&args.seconds) {
+    if !(args.seconds > 0.0 && args.seconds <= SECONDS_MAX) {
         return Err(Failure::usage(
             format!("--seconds {} is out of range", args.seconds),
             "give a number above 0, up to 3600",
@@ -42,6 +43,7 @@ pub fn bench(kinds: &Kinds, args: &DataBenchArgs) -> Result<(), Failure> {
     }
     flags::check_alone(&args.job.workers, "data bench")?;
     args.report.as_deref().map_or(Ok(()), check_writable)?;
+    refuse_pipe(&args.job)?;
     let job = load::job(kinds, &args.job, 1)?;
     let least = Duration::from_secs_f64(args.seconds);
     let rate = pipeline_rate(&job, least)?;
@@ -67,6 +69,19 @@ pub fn bench(kinds: &Kinds, args: &DataBenchArgs) -> Result<(), Failure> {
         "needed_samples_per_s": needed, "factor": factor, "bottleneck": slowest,
     });
     write_file(path, format!("{report:#}\n"))
+}
+
+/// A pipe is as fast as whoever writes into it, and what is measured would be gone. Asked before it is opened.
+fn refuse_pipe(args: &JobArgs) -> Result<(), Failure> {
+    let data = load::settings(args)?.table("data")?;
+    match data.peek("source") {
+        Some(Setting::Text(source)) if kolo_data::stream::is_pipe(source) => {
+            let message = format!("is \"{source}\", a pipe, whose samples come only once");
+            let hint = "write some of them to a file and measure that: `--set data.source=FILE --set data.stream=true`";
+            Err(data.wrong("source", message, hint).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The median time of a step on a batch that is kept.

@@ -176,9 +176,14 @@ fn a_table_is_trained_on_and_new_rows_need_no_target() {
     let both = stdout_of(dir.path(), &["predict", "run", "new.csv", "gone.csv", "--set", "data.threads=1"]);
     assert_eq!(both.lines().count(), 241);
     assert!(both.starts_with("input,record,class,probability\nnew.csv,0,"), "{both}");
+    let eval = |file: &str| stdout_of(dir.path(), &["eval", "run", "--data", file]);
+    let said = eval("gone.csv");
+    assert!(said.starts_with("120 samples, gone.csv\n"), "{said}");
+    let output = run_in(dir.path(), &["eval", "run", "--data", "new.csv"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("it has no column \"kind\", the target: nothing to compare with"), "{error}");
     std::fs::rename(dir.path().join("gone.csv"), dir.path().join("table.csv")).expect("a rename");
-    let said = stdout_of(dir.path(), &["eval", "run", "--data", "table.csv"]);
-    assert!(said.starts_with("120 samples, table.csv\n"), "{said}");
+    assert_eq!(eval("table.csv"), said.replace("gone.csv", "table.csv"));
 }
 
 /// What a file calls by numbers, a job may call by names.
@@ -311,6 +316,25 @@ fn a_bench_of_data_says_what_feeds_what() {
     assert!(report["samples_per_s"].as_f64().expect("a rate") > 0.0 && report["bottleneck"].is_string(), "{report}");
 }
 
+/// A cache in memory is part of what a job needs.
+#[test]
+fn plans_count_a_cache_in_memory() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    std::fs::write(dir.path().join("job.toml"), TABLE).expect("a job file");
+    let planned = |cache: &[&str]| -> u64 {
+        let words = ["plan", "job.toml", "--by-rates", "--json"];
+        let said = stdout_of(dir.path(), &[&words[..], cache].concat());
+        let plan: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        plan["memory"]["data"].as_u64().unwrap_or_else(|| panic!("{plan}"))
+    };
+    let without = planned(&[]);
+    let whole = planned(&["--set", "data.cache=memory"]);
+    assert!(whole >= without + 120 * 2 * 4, "{without} and {whole}");
+    assert_eq!(planned(&["--set", "data.cache=memory", "--set", "data.cache_max=500"]), without + 500);
+    assert_eq!(planned(&["--set", "data.cache=disk"]), without);
+}
+
 /// What comes through standard input is trained on like a file that is read as a stream, by one process.
 #[test]
 fn standard_input_is_a_stream() {
@@ -340,6 +364,39 @@ fn standard_input_is_a_stream() {
     );
     let held_out = json_at(&dir.path().join("held.json"));
     assert_eq!(held_out["classification"]["classes"][1]["name"], "below");
+}
+
+/// The samples of a pipe are gone, and nobody waits for more of them.
+#[test]
+fn a_run_that_was_trained_from_a_pipe_is_evaluated_on_files() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    let of_pipe = "classes = [\"above\", \"below\"]\nsamples = 120";
+    let job = TABLE
+        .replace("transforms = [{ kind = \"standardise\" }]", of_pipe)
+        .replace("epochs = 30", "epochs = 1")
+        .replace("source = \"table.csv\"", "source = \"pipe\"");
+    std::fs::write(dir.path().join("job.toml"), job).expect("a job file");
+    let pipe = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let rows = std::fs::read(dir.path().join("table.csv")).expect("a table");
+    let writer = std::thread::spawn(move || std::fs::write(pipe, rows));
+    stdout_of(dir.path(), &["train", "job.toml", "--out", "run", "--quiet", "--set", "data.format=csv"]);
+    writer.join().expect("a thread").expect("somebody reads");
+    let said = stdout_of(dir.path(), &["eval", "run", "--data", "table.csv"]);
+    assert!(said.starts_with("120 samples, table.csv\n"), "{said}");
+    let of_key = stdout_of(dir.path(), &["eval", "run", "--set", "data.validation=table.csv"]);
+    assert_eq!(of_key.lines().skip(1).collect::<Vec<_>>(), said.lines().skip(1).collect::<Vec<_>>());
+    for (args, text) in [
+        (&["eval", "run"][..], "the run was trained from a pipe, and its job names no `data.validation`"),
+        (&["eval", "run", "--data", "pipe"], "--data: pipe is a pipe"),
+        (&["predict", "run"], "`data.source` is \"pipe\", a pipe, whose samples are gone"),
+        (&["predict", "run", "pipe"], "it is a pipe, not a file or a directory"),
+        (&["data", "bench", "job.toml"], "`data.source` is \"pipe\", a pipe, whose samples come only once"),
+        (&["data", "bench", "job.toml", "--seconds", "0"], "--seconds 0 is out of range"),
+    ] {
+        fails(dir.path(), args, text);
+    }
 }
 
 /// A run that was trained to skip what it cannot read, with `bad.csv`, of whose records 1 and 3 cannot be read.

@@ -1,6 +1,6 @@
 //! From a record to a sample: images are decoded, columns of numbers joined, targets looked up.
 
-use super::lookup::{Lookup, shown};
+use super::lookup::{Lookup, NameMap, listed, shown};
 use super::part::Places;
 use crate::error::ReadError;
 use crate::image::{self, Pixels};
@@ -13,6 +13,8 @@ use kolo_graph::field::IGNORED;
 pub(crate) struct Assembly {
     pub input: Input,
     pub target: Target,
+    /// The column that holds it.
+    pub target_name: Option<String>,
     /// Of a classifier whose classes have names.
     pub class_names: Option<Vec<String>>,
 }
@@ -86,12 +88,7 @@ impl Assembly {
                 let column = |column: &InputColumn| TableColumn {
                     name: column.name.clone(),
                     elements: column.elements,
-                    categories: match &column.categories {
-                        Some(Lookup::Names(names)) => Some(names.len()),
-                        Some(Lookup::Whole(values)) => Some(values.len()),
-                        Some(Lookup::Index(classes)) => Some(*classes),
-                        None => None,
-                    },
+                    categories: column.categories.as_ref().map(Lookup::len),
                 };
                 ValueForm::Reals { shape: shape.clone(), columns: columns.iter().map(column).collect() }
             }
@@ -118,8 +115,10 @@ impl Assembly {
             }
             Input::Table { columns, .. } => {
                 let reals = sample.x.set_reals();
-                let both = columns.iter().zip(&places.inputs);
-                both.into_iter().try_for_each(|(column, at)| column.append(record.value(*at), reals))?;
+                for (number, (column, at)) in columns.iter().zip(&places.inputs).enumerate() {
+                    let names = places.input_names.get(number).and_then(Option::as_ref);
+                    column.append(record.value(*at), names, reals)?;
+                }
             }
         }
         self.target(places, record, sample)
@@ -142,41 +141,77 @@ impl Assembly {
             Target::Tokens { len, classes } => tokens(value(), *len, *classes, &mut sample.y)?,
             Target::Class { lookup, .. } => {
                 let class = match (&places.class_of, value()) {
-                    (Some(class_of), RecordValue::Ints(values)) if values.len() == 1 => {
-                        let index = usize::try_from(values[0]).ok().and_then(|at| class_of.get(at)).copied();
-                        index.ok_or_else(|| format!("class {} has no name", values[0]))
-                    }
+                    (Some(class_of), value @ RecordValue::Ints(_)) => class_of.class(value),
                     (_, value) => lookup.class(value),
                 };
-                let hint = "name the classes: `classes = [\"a\", \"b\"]` or their number, or correct the file";
-                sample.y.set_indices().push(class.map_err(|message| ReadError::new(message, hint))?);
+                sample.y.set_indices().push(class.map_err(|message| ReadError::new(message, self.class_hint()))?);
             }
             Target::Reals { shape } => {
-                let elements = shape.iter().product();
-                let column = InputColumn { name: "target".into(), elements, categories: None, fill: None };
-                column.append(value(), sample.y.set_reals())?;
+                let target = ColumnOfNumbers {
+                    name: self.target_name.as_deref().unwrap_or("target"),
+                    elements: shape.iter().product(),
+                    fill: None,
+                    missing: "correct the file, or leave such records out with `on_error = \"skip\"`",
+                };
+                target.append(value(), sample.y.set_reals())?;
             }
         }
         Ok(())
     }
+
+    /// What to do about a value that stands for no class.
+    fn class_hint(&self) -> String {
+        let remedy = "name the classes: `classes = [\"a\", \"b\"]` or their number, or correct the file";
+        match &self.class_names {
+            Some(names) => format!("{remedy}; the classes are {}", listed(names)),
+            None => remedy.into(),
+        }
+    }
 }
 
 impl InputColumn {
-    /// Adds the numbers of this column.
+    /// Adds the numbers of this column; `names` are those that its values stand for, if the file has some of its own.
+    fn append(&self, value: &RecordValue, names: Option<&NameMap>, reals: &mut Vec<f32>) -> Result<(), ReadError> {
+        let numbers = ColumnOfNumbers {
+            name: &self.name,
+            elements: self.elements,
+            fill: self.fill.as_deref(),
+            missing: "write `missing = \"mean\"` or a number under [data], or `on_error = \"skip\"`",
+        };
+        let Some(categories) = &self.categories else { return numbers.append(value, reals) };
+        match value {
+            RecordValue::Missing => return numbers.fill_up(reals, reals.len()),
+            RecordValue::Text(text) if text.trim().is_empty() => return numbers.fill_up(reals, reals.len()),
+            _ => {}
+        }
+        let class = names.map_or_else(|| categories.class(value), |names| names.class(value));
+        let class = class.map_err(|message| {
+            let hint = format!("it was not in the training samples, which have {}", categories.described());
+            ReadError::new(format!("column \"{}\": {message}", self.name), hint)
+        })?;
+        reals.push(class as f32);
+        Ok(())
+    }
+}
+
+/// A column whose values are numbers.
+struct ColumnOfNumbers<'c> {
+    name: &'c str,
+    elements: usize,
+    /// What stands for missing values.
+    fill: Option<&'c [f32]>,
+    /// What to do about a missing value where nothing stands for it.
+    missing: &'static str,
+}
+
+impl ColumnOfNumbers<'_> {
     fn append(&self, value: &RecordValue, reals: &mut Vec<f32>) -> Result<(), ReadError> {
         let start = reals.len();
-        match (value, &self.categories) {
-            (RecordValue::Missing, _) => return self.fill_up(reals, start),
-            (RecordValue::Text(text), Some(_)) if text.trim().is_empty() => return self.fill_up(reals, start),
-            (value, Some(categories)) => {
-                let class = categories.class(value).map_err(|message| {
-                    ReadError::new(format!("column \"{}\": {message}", self.name), "it was not in the training samples")
-                })?;
-                reals.push(class as f32);
-            }
-            (RecordValue::Reals(values), None) => reals.extend_from_slice(values),
-            (RecordValue::Ints(values), None) => reals.extend(values.iter().map(|value| *value as f32)),
-            (RecordValue::Text(text), None) => match text.trim().parse() {
+        match value {
+            RecordValue::Missing => return self.fill_up(reals, start),
+            RecordValue::Reals(values) => reals.extend_from_slice(values),
+            RecordValue::Ints(values) => reals.extend(values.iter().map(|value| *value as f32)),
+            RecordValue::Text(text) => match text.trim().parse() {
                 Ok(number) => reals.push(number),
                 Err(_) if text.trim().is_empty() => return self.fill_up(reals, start),
                 Err(_) => {
@@ -184,7 +219,7 @@ impl InputColumn {
                     return Err(ReadError::new(message, "leave it out of `inputs`, or add a one_hot transform"));
                 }
             },
-            (RecordValue::Bytes(bytes), None) => reals.extend(bytes.iter().map(|byte| f32::from(*byte))),
+            RecordValue::Bytes(bytes) => reals.extend(bytes.iter().map(|byte| f32::from(*byte))),
         }
         let found = reals.len() - start;
         if found != self.elements {
@@ -199,10 +234,8 @@ impl InputColumn {
 
     /// Puts what stands for missing values where there is none.
     fn fill_up(&self, reals: &mut Vec<f32>, start: usize) -> Result<(), ReadError> {
-        let Some(fill) = &self.fill else {
-            let message = format!("column \"{}\" has no value", self.name);
-            let hint = "write `missing = \"mean\"` or a number under [data], or `on_error = \"skip\"`";
-            return Err(ReadError::new(message, hint));
+        let Some(fill) = self.fill else {
+            return Err(ReadError::new(format!("column \"{}\" has no value", self.name), self.missing));
         };
         reals.resize(start + self.elements, f32::NAN);
         let missing = reals[start..].iter_mut().zip(fill).filter(|(value, _)| value.is_nan());
@@ -337,16 +370,16 @@ mod tests {
     fn columns_join_and_missing_values_are_filled() {
         let column = |fill| InputColumn { name: "a".into(), elements: 2, categories: None, fill };
         let mut reals = vec![1.0];
-        column(None).append(&RecordValue::Ints(vec![2, 3]), &mut reals).unwrap();
+        column(None).append(&RecordValue::Ints(vec![2, 3]), None, &mut reals).unwrap();
         let half = RecordValue::Reals(vec![f32::NAN, 5.0]);
-        let error = column(None).append(&half, &mut reals).unwrap_err();
+        let error = column(None).append(&half, None, &mut reals).unwrap_err();
         assert_eq!(error.message, "column \"a\" has no value");
         reals.truncate(3);
         let filled = column(Some(vec![7.0, 8.0]));
-        filled.append(&half, &mut reals).unwrap();
-        filled.append(&RecordValue::Missing, &mut reals).unwrap();
+        filled.append(&half, None, &mut reals).unwrap();
+        filled.append(&RecordValue::Missing, None, &mut reals).unwrap();
         assert_eq!(reals, [1.0, 2.0, 3.0, 7.0, 5.0, 7.0, 8.0]);
-        assert!(filled.append(&RecordValue::Reals(vec![1.0]), &mut reals).is_err());
+        assert!(filled.append(&RecordValue::Reals(vec![1.0]), None, &mut reals).is_err());
         let mut pixels = Pixels::default();
         interleave(&RecordValue::Bytes(vec![1, 2, 3, 4, 5, 6]), [3, 1, 2], &mut pixels).unwrap();
         assert_eq!(pixels.bytes, [1, 3, 5, 2, 4, 6]);

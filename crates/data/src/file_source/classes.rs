@@ -1,7 +1,7 @@
 //! The classes of a target: named by the job, known to the file, or found by one scan.
 
 use super::assembly::Target;
-use super::lookup::{Lookup, whole_number};
+use super::lookup::{Lookup, listed, whole_number};
 use super::part::Part;
 use crate::error::ReadError;
 use crate::format::OpenError;
@@ -55,10 +55,20 @@ pub(crate) fn find(part: &Part, at: usize, settings: &Settings, skips: bool) -> 
         (_, Some(Given::Names(names))) => {
             Ok((class(Lookup::of_names(names.iter().map(String::as_str)), names.len()), Some(names)))
         }
-        (_, Some(Given::Count(classes))) => Ok((class(Lookup::Index(classes), classes), None)),
-        (RecordKind::Class { names }, None) => {
-            Ok((class(Lookup::Index(names.len()), names.len()), Some(names.to_vec())))
+        (RecordKind::Class { names }, given) => {
+            // The names tell the classes of one file from those of another, however many the model has.
+            let classes = match given {
+                Some(Given::Count(count)) if count < names.len() => {
+                    let message = format!("is {count}, but \"{}\" has {} classes", part.name, names.len());
+                    let hint = format!("leave it out, or give at least {}; they are {}", names.len(), listed(names));
+                    return Err(settings.wrong("classes", message, hint).into());
+                }
+                Some(Given::Count(count)) => count,
+                _ => names.len(),
+            };
+            Ok((class(Lookup::Index(classes), classes), Some(names.to_vec())))
         }
+        (_, Some(Given::Count(classes))) => Ok((class(Lookup::Index(classes), classes), None)),
         (RecordKind::Int { classes: Some(classes), .. }, None) => Ok((class(Lookup::Index(*classes), *classes), None)),
         _ => {
             part.check_scan(settings, "classes", "name them, as `classes = [\"cat\", \"dog\"]`, or give their number")?;
@@ -95,16 +105,6 @@ fn given(settings: &Settings) -> Result<Option<Given>, SettingError> {
                 false => Ok(Some(Given::Names(names))),
             }
         }
-    }
-}
-
-/// A few names.
-pub(crate) fn listed(names: &[String]) -> String {
-    const SHOWN: usize = 10;
-    let first = names.iter().take(SHOWN).map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-    match names.len() > SHOWN {
-        true => format!("{first} and {} more", names.len() - SHOWN),
-        false => first,
     }
 }
 

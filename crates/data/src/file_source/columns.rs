@@ -64,7 +64,13 @@ pub(crate) fn choose(
         if let Some(column) = unread.first() {
             message += &format!(", and \"{}\", whose type {} is not read", column.name, column.kind);
         }
-        return Err(settings.wrong("source", message, "name them: `inputs = [\"a\", \"b\"]`"));
+        let hint = match columns.iter().any(|column| column.kind == RecordKind::Text) {
+            true => {
+                "for a language model, make tokens of the text: `transforms = [{ kind = \"pack\", context = 128 }]`; otherwise name columns: `inputs = [\"a\", \"b\"]`"
+            }
+            false => "name them: `inputs = [\"a\", \"b\"]`",
+        };
+        return Err(settings.wrong("source", message, hint));
     }
     if target.is_none() && kind != InputKind::Tokens {
         let message = format!("has no column that looks like a target: it has {}", list(columns));

@@ -2,6 +2,7 @@
 
 use crate::record::RecordValue;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Numbers beyond this have no exact f32.
 const WHOLE_MAX: f32 = 16_777_216.0;
@@ -17,8 +18,41 @@ pub(crate) enum Lookup {
 }
 
 impl Lookup {
+    /// Names in the order of their classes. Of a name that comes again, the first place counts.
     pub fn of_names<'n>(names: impl Iterator<Item = &'n str>) -> Self {
-        Lookup::Names(names.enumerate().map(|(class, name)| (name.to_string(), class as i32)).collect())
+        let mut known = BTreeMap::new();
+        for name in names {
+            let class = known.len() as i32;
+            known.entry(name.to_string()).or_insert(class);
+        }
+        Lookup::Names(known)
+    }
+
+    /// The number of classes.
+    pub fn len(&self) -> usize {
+        match self {
+            Lookup::Index(classes) => *classes,
+            Lookup::Whole(values) => values.len(),
+            Lookup::Names(names) => names.len(),
+        }
+    }
+
+    /// The names in the order of their classes, if there are any.
+    pub fn names(&self) -> Option<Vec<&str>> {
+        let Lookup::Names(names) = self else { return None };
+        let mut sorted: Vec<(i32, &str)> = names.iter().map(|(name, class)| (*class, name.as_str())).collect();
+        sorted.sort_unstable();
+        Some(sorted.into_iter().map(|(_, name)| name).collect())
+    }
+
+    /// What its values are, for a hint.
+    pub fn described(&self) -> String {
+        let whole = |values: &BTreeMap<i64, i32>| values.keys().map(i64::to_string).collect::<Vec<_>>();
+        match self {
+            Lookup::Index(classes) => format!("numbers from 0 to {}", classes.saturating_sub(1)),
+            Lookup::Whole(values) => listed(&whole(values)),
+            Lookup::Names(_) => listed(&self.names().unwrap_or_default()),
+        }
     }
 
     /// The class of a value; `Err` says why there is none.
@@ -53,6 +87,47 @@ impl Lookup {
                 Ok(*class)
             }
         }
+    }
+}
+
+/// The names that the values of one file's column are indices of, and the class that each name has in another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NameMap {
+    names: Arc<[String]>,
+    classes: Vec<Option<i32>>,
+}
+
+impl NameMap {
+    pub fn new(names: &Arc<[String]>, class: impl Fn(&str) -> Option<i32>) -> Self {
+        Self { names: Arc::clone(names), classes: names.iter().map(|name| class(name)).collect() }
+    }
+
+    /// The class of a value that is an index; `Err` says why there is none.
+    pub fn class(&self, value: &RecordValue) -> Result<i32, String> {
+        let index = match value {
+            RecordValue::Ints(values) if values.len() == 1 => values[0],
+            RecordValue::Missing => return Err("the value is missing".into()),
+            _ => return Err("it is not the number of a name".into()),
+        };
+        let at = usize::try_from(index).ok().filter(|at| *at < self.names.len());
+        let at = at.ok_or_else(|| format!("class {index} has no name"))?;
+        self.classes[at].ok_or_else(|| format!("\"{}\" is not a known class", shown(&self.names[at])))
+    }
+
+    /// The first name that has no class.
+    pub fn unknown(&self) -> Option<&str> {
+        let at = self.classes.iter().position(Option::is_none)?;
+        Some(&self.names[at])
+    }
+}
+
+/// A few names.
+pub(crate) fn listed(names: &[impl AsRef<str>]) -> String {
+    const SHOWN: usize = 10;
+    let first = names.iter().take(SHOWN).map(|name| format!("\"{}\"", name.as_ref())).collect::<Vec<_>>().join(", ");
+    match names.len() > SHOWN {
+        true => format!("{first} and {} more", names.len() - SHOWN),
+        false => first,
     }
 }
 

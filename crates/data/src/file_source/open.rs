@@ -20,6 +20,7 @@ use crate::transform::{self, Fitted, Setup};
 use crate::transforms::{one_hot, pack};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{Setting, SettingError, Settings};
+use std::path::Path;
 
 /// Opens the files that `name`, which is `data.source`, names, with those of `validation` and `test` if there are any.
 pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
@@ -55,6 +56,13 @@ pub(super) fn readable(error: OpenError, settings: &Settings, key: &str) -> Sett
     match error {
         OpenError::Setting(error) => error,
         OpenError::Read(error) => {
+            // A tokenizer is a file, too, which another key names.
+            let is_tokenizer =
+                |path: &Path| settings.peek("tokenizer") == Some(&Setting::Text(path.display().to_string()));
+            if error.sample.is_none() && error.file.as_deref().is_some_and(is_tokenizer) {
+                let message = format!("names a file that cannot be used: {}", error.place_and_message());
+                return settings.wrong("tokenizer", message, error.hint);
+            }
             let message = match error.sample {
                 Some(_) => format!("names files that cannot be used: {}", error.what()),
                 None => format!("names files that cannot be read: {}", error.place_and_message()),
@@ -74,15 +82,20 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     let mut parts = parts.into_iter().map(|part| pack(part, settings, skips)).collect::<Result<Vec<_>, _>>()?;
     let split = read_split(&parts, &keys, settings, seed)?;
     let assembly = read_assembly(&mut parts[0], split, settings, skips)?;
-    parts[0].places.class_of = parts[0].class_of(&assembly, settings, "source")?;
+    parts[0].name_classes(&assembly, settings, "source")?;
+    // A record with another class may be skipped, as any that cannot be used.
+    let scanned = settings.peek("classes").is_none();
     let (first, others) = parts.split_at_mut(1);
     for (part, key) in others.iter_mut().zip(&keys[1..]) {
         part.align(&first[0], &assembly, settings, key)?;
+        if *key == "validation" && !skips {
+            part.check_known(&assembly, scanned).map_err(|error| readable(error.into(), settings, key))?;
+        }
     }
     let mut source = FileSource::new(parts, split, assembly, seed, on_error);
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
     source.fields = fields_of(&form, settings)?;
-    source.cache = Cache::read(settings)?;
+    source.keep_in(Cache::read(settings)?);
     // What opening took is no sample's time.
     source.meter = LoadMeter::default();
     Ok(source)
@@ -122,17 +135,18 @@ fn read_assembly(part: &mut Part, split: Split, settings: &Settings, skips: bool
     let categorical = categorical_columns(settings)?;
     let Chosen { kind, inputs, target } =
         columns::choose(part.reader.columns(), part.reader.unread(), settings, &categorical)?;
-    part.places = Places { inputs, target, class_of: None };
+    part.places = Places { inputs, target, ..Places::default() };
     let (target, class_names) = match target {
         Some(at) => classes::find(part, at, settings, skips)?,
         None => (Target::Next, None),
     };
+    let target_name = part.places.target.map(|at| part.reader.columns()[at].name.clone());
     let input = match kind {
         InputKind::Image => image_input(part, settings, skips)?,
         InputKind::Tokens => token_input(part, &target, settings)?,
         InputKind::Table => table_input(part, split, settings, skips)?,
     };
-    Ok(Assembly { input, target, class_names })
+    Ok(Assembly { input, target, target_name, class_names })
 }
 
 /// Columns that `one_hot` transforms name.
@@ -196,7 +210,8 @@ fn first_image(part: &Part, skips: bool) -> Result<Pixels, ReadError> {
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Err(failed.unwrap_or_else(|| ReadError::new("there is no image", "check the files")))
+    let error = failed.unwrap_or_else(|| ReadError::new("there is no image", "check the files"));
+    Err(if skips { error.despite_skipping() } else { error })
 }
 
 fn token_input(part: &Part, target: &Target, settings: &Settings) -> Result<Input, OpenError> {
@@ -218,7 +233,7 @@ fn table_input(part: &Part, split: Split, settings: &Settings, skips: bool) -> R
         let column = &part.reader.columns()[*at];
         let (elements, categories) = match &column.kind {
             RecordKind::Real { shape } | RecordKind::Int { shape, .. } => (shape.iter().product(), None),
-            RecordKind::Class { names } => (1, Some(Lookup::Index(names.len()))),
+            RecordKind::Class { names } => (1, Some(Lookup::of_names(names.iter().map(String::as_str)))),
             _ => {
                 let hint = "leave the column out with `inputs`, or give the samples as files";
                 part.check_scan(settings, "inputs", hint)?;
@@ -250,7 +265,17 @@ enum Missing {
 
 fn read_missing(settings: &Settings) -> Result<Missing, SettingError> {
     Ok(match settings.peek("missing") {
-        Some(Setting::Int(_) | Setting::Float(_)) => Missing::Number(settings.float("missing", 0.0)? as f32),
+        Some(Setting::Int(_) | Setting::Float(_)) => {
+            let number = settings.float("missing", 0.0)?;
+            match (number as f32).is_finite() {
+                true => Missing::Number(number as f32),
+                false => {
+                    let message = format!("is {number:e}, which is not a finite f32");
+                    let hint = format!("write a number up to {:e}, or `missing = \"mean\"`", f32::MAX);
+                    return Err(settings.wrong("missing", message, hint));
+                }
+            }
+        }
         _ => match settings.choice("missing", &["error", "mean"])? {
             "mean" => Missing::Mean,
             _ => Missing::Refused,
@@ -294,7 +319,14 @@ fn fill_missing(
                 Ok(())
             })?;
             for ((column, _), means) in numbers.iter_mut().zip(means) {
-                column.fill = Some(means.into_iter().map(|(mean, _)| mean as f32).collect());
+                let fill: Vec<f32> = means.into_iter().map(|(mean, _)| mean as f32).collect();
+                if let Some(mean) = fill.iter().find(|mean| !mean.is_finite()) {
+                    let message =
+                        format!("the mean of column \"{}\", for `missing = \"mean\"`, is {mean}", column.name);
+                    let hint = "take infinite and huge numbers out of the file, or write a number for `missing`";
+                    return Err(ReadError::new(message, hint));
+                }
+                column.fill = Some(fill);
             }
         }
     }

@@ -1,14 +1,15 @@
 //! The files of one purpose: those that train, validate or test.
 
-use super::assembly::Assembly;
+use super::assembly::{Assembly, Input, Target};
 use super::columns;
+use super::lookup::{Lookup, NameMap, listed, shown};
 use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{self, Format, OpenError, Reader};
-use crate::record::{Record, RecordKind};
+use crate::inspect;
+use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::stream::StreamFiles;
-use kolo_graph::settings::{SettingError, Settings};
-use std::collections::BTreeMap;
+use kolo_graph::settings::{Setting, SettingError, Settings};
 use std::sync::Arc;
 
 /// Records of one purpose, and where in them the columns of the source are.
@@ -28,9 +29,11 @@ pub(crate) struct Part {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     pub inputs: Vec<usize>,
+    /// Of each input that is an index of names: what they are to the model. Inputs after the last are none.
+    pub input_names: Vec<Option<NameMap>>,
     pub target: Option<usize>,
     /// Of a target that is an index of names: the class of each.
-    pub class_of: Option<Vec<i32>>,
+    pub class_of: Option<NameMap>,
 }
 
 impl Part {
@@ -83,8 +86,11 @@ impl Part {
     pub fn align(&mut self, with: &Part, assembly: &Assembly, settings: &Settings, key: &str) -> Result<(), OpenError> {
         let (own, other) = (self.reader.columns(), with.reader.columns());
         let same = |at: &usize| -> Result<usize, SettingError> {
-            let found = columns::find(own, self.reader.unread(), &other[*at].name, settings, key)?;
-            let fits = match (&own[found].kind, &other[*at].kind) {
+            let wanted = &other[*at];
+            let Some(found) = own.iter().position(|column| column.name == wanted.name) else {
+                return Err(self.lacks(wanted, Some(*at) == with.places.target, settings, key));
+            };
+            let fits = match (&own[found].kind, &wanted.kind) {
                 (RecordKind::Class { .. }, RecordKind::Class { .. }) => true,
                 (RecordKind::Int { shape, .. }, RecordKind::Int { shape: wanted, .. }) => shape == wanted,
                 // A column of a text file may happen to hold whole numbers only.
@@ -96,8 +102,12 @@ impl Part {
                 true => Ok(found),
                 false => {
                     let message = format!(
-                        "is \"{}\", whose column \"{}\" is {:?}, but that of \"{}\" is {:?}",
-                        self.name, own[found].name, own[found].kind, with.name, other[*at].kind
+                        "is \"{}\", whose column \"{}\" is {}, but that of \"{}\" is {}",
+                        self.name,
+                        own[found].name,
+                        inspect::kind_name(&own[found].kind),
+                        with.name,
+                        inspect::kind_name(&wanted.kind)
                     );
                     Err(settings.wrong(key, message, "give it the columns of the training files"))
                 }
@@ -107,30 +117,125 @@ impl Part {
         // Samples of a test may have no target: then it is ignored.
         let is_there = |at: &&usize| key != "test" || own.iter().any(|column| column.name == other[**at].name);
         let target = with.places.target.as_ref().filter(is_there).map(same).transpose()?;
-        self.places = Places { inputs, target, class_of: None };
-        self.places.class_of = self.class_of(assembly, settings, key)?;
+        self.places = Places { inputs, target, ..Places::default() };
+        self.name_classes(assembly, settings, key)?;
         Ok(())
     }
 
-    /// Of a target that is an index of names: the class of each.
-    pub fn class_of(
-        &self,
-        assembly: &Assembly,
-        settings: &Settings,
-        key: &str,
-    ) -> Result<Option<Vec<i32>>, SettingError> {
-        let Some(RecordKind::Class { names }) = self.places.target.map(|at| &self.reader.columns()[at].kind) else {
-            return Ok(None);
+    /// The error of a part that has not all columns.
+    fn lacks(&self, wanted: &RecordColumn, is_target: bool, settings: &Settings, key: &str) -> SettingError {
+        let columns = self.reader.columns();
+        if let Err(error) = columns::find(&[], self.reader.unread(), &wanted.name, settings, key)
+            && self.reader.unread().iter().any(|column| column.name == wanted.name)
+        {
+            return error;
+        }
+        let what = if is_target { "the target" } else { "an input" };
+        let message = format!("is \"{}\", which has no column \"{}\", {what}", self.name, wanted.name);
+        let hint = match (is_target, &wanted.kind, self.format) {
+            (true, RecordKind::Class { .. }, "images") => {
+                "put its images into a folder per class, as those of the training files are".into()
+            }
+            _ => format!("give it the columns of the training files; its own are {}", columns::list(columns)),
         };
-        let Some(classes) = &assembly.class_names else { return Ok(None) };
-        let known: BTreeMap<&String, i32> = classes.iter().zip(0..).collect();
-        let class = |name: &String| {
-            known.get(name).copied().ok_or_else(|| {
-                let message =
-                    format!("is \"{}\", which has the class \"{name}\", but the training files do not", self.name);
-                settings.wrong(key, message, format!("the classes are {}", super::classes::listed(classes)))
-            })
+        settings.wrong(key, message, hint)
+    }
+
+    /// Finds out what the names are whose indices this part holds: each file may number them in its own way.
+    pub fn name_classes(&mut self, assembly: &Assembly, settings: &Settings, key: &str) -> Result<(), SettingError> {
+        let columns = self.reader.columns();
+        if let Input::Table { columns: inputs, .. } = &assembly.input {
+            let both = self.places.inputs.iter().zip(inputs);
+            let maps = both.map(|(at, input)| match (&columns[*at].kind, &input.categories) {
+                (RecordKind::Class { names }, Some(Lookup::Names(known))) => {
+                    Ok(Some(NameMap::new(names, |name| known.get(name).copied())))
+                }
+                (RecordKind::Class { .. }, _) => {
+                    let message = format!(
+                        "is \"{}\", whose column \"{}\" holds names, but the model was trained on numbers in it",
+                        self.name, input.name
+                    );
+                    Err(settings.wrong(key, message, "store the numbers that the training files have, or train again"))
+                }
+                _ => Ok(None),
+            });
+            self.places.input_names = maps.collect::<Result<_, _>>()?;
+        }
+        let Some(at) = self.places.target else { return Ok(()) };
+        let RecordKind::Class { names } = &columns[at].kind else { return Ok(()) };
+        let (Target::Class { .. }, Some(classes)) = (&assembly.target, &assembly.class_names) else {
+            let message = format!(
+                "is \"{}\", whose column \"{}\" holds names of classes, but the model was trained on numbers in it",
+                self.name, columns[at].name
+            );
+            return Err(settings.wrong(key, message, "store the numbers that the training files have"));
         };
-        names.iter().map(class).collect::<Result<_, _>>().map(Some)
+        let known = Lookup::of_names(classes.iter().map(String::as_str));
+        let class = |name: &str| match &known {
+            Lookup::Names(known) => known.get(name).copied(),
+            _ => None,
+        };
+        let map = NameMap::new(names, class);
+        if let Some(name) = map.unknown() {
+            let hint = format!("the classes are {}", listed(classes));
+            return Err(match settings.peek("classes") {
+                Some(Setting::List(_)) => {
+                    let message = format!("has no \"{}\", which is a class of \"{}\"", shown(name), self.name);
+                    settings.wrong("classes", message, format!("add it, or take its samples out of the files; {hint}"))
+                }
+                _ => {
+                    let message = format!("is \"{}\", which has the class \"{}\"", self.name, shown(name));
+                    settings.wrong(key, format!("{message}, but the training files do not"), hint)
+                }
+            });
+        }
+        self.places.class_of = Some(map);
+        Ok(())
+    }
+
+    /// Refuses values that stand for no class and no name: the training files, whose values were looked through, do not have
+    /// them. `scanned` says whether the classes of the target were found so.
+    pub fn check_known(&self, assembly: &Assembly, scanned: bool) -> Result<(), ReadError> {
+        let columns = self.reader.columns();
+        let mut checked: Vec<(usize, &Lookup, Option<&NameMap>, &str)> = Vec::new();
+        if let Input::Table { columns: inputs, .. } = &assembly.input {
+            for (number, (at, input)) in self.places.inputs.iter().zip(inputs).enumerate() {
+                let names = self.places.input_names.get(number).and_then(Option::as_ref);
+                if let Some(lookup) = &input.categories
+                    && names.is_none_or(|names| names.unknown().is_some())
+                {
+                    checked.push((*at, lookup, names, "names"));
+                }
+            }
+        }
+        if let (Some(at), Target::Class { lookup, classes }) = (self.places.target, &assembly.target) {
+            let more = matches!(&columns[at].kind, RecordKind::Int { classes: Some(own), .. } if own > classes);
+            if self.places.class_of.is_none() && (scanned || more) {
+                checked.push((at, lookup, None, "classes"));
+            }
+        }
+        if checked.is_empty() {
+            return Ok(());
+        }
+        let is_missing = |value: &RecordValue| match value {
+            RecordValue::Missing => true,
+            RecordValue::Text(text) => text.trim().is_empty(),
+            _ => false,
+        };
+        self.visit(0..self.reader.len(), false, &mut |_, record| {
+            for (at, lookup, names, what) in &checked {
+                let value = record.value(*at);
+                if is_missing(value) {
+                    continue;
+                }
+                let class = names.map_or_else(|| lookup.class(value), |names| names.class(value));
+                class.map_err(|message| {
+                    let message = format!("column \"{}\": {message}", columns[*at].name);
+                    let hint = format!("the {what} of the training files are {}", lookup.described());
+                    ReadError::new(message, hint)
+                })?;
+            }
+            Ok(())
+        })
     }
 }

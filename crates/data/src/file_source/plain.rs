@@ -20,8 +20,8 @@ pub fn open_for_field(name: &str, field: &Field) -> Result<FileSource, SettingEr
     let read = |settings: &mut Settings| -> Result<FileSource, OpenError> {
         let mut part = Part::open(name, settings, "source")?;
         let (input, inputs) = input_of(part.reader.columns(), field, settings)?;
-        part.places = Places { inputs, target: None, class_of: None };
-        let assembly = Assembly { input, target: Target::None, class_names: None };
+        part.places = Places { inputs, ..Places::default() };
+        let assembly = Assembly { input, target: Target::None, target_name: None, class_names: None };
         let split = Split::given(part.reader.len(), 0);
         let mut source = FileSource::new(vec![part], split, assembly, 0, OnError::Stop);
         let form = add_transforms(&mut source, settings, 0, Fitted { complete: true, ..Fitted::default() })?;

@@ -7,6 +7,7 @@ use super::part::{Part, Places};
 use super::{FileSource, OnError, columns};
 use crate::error::ReadError;
 use crate::format::{OpenError, Reader};
+use crate::inspect::kind_name;
 use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
 use crate::tokenizer::UsedTokenizer;
@@ -32,6 +33,7 @@ impl FileSource {
             "input": input_to_json(&self.assembly.input),
             "input_columns": names,
             "next_token": matches!(self.assembly.target, Target::Next),
+            "target": target_to_json(&self.assembly),
             "classes": self.assembly.class_names,
             "fitted": fitted,
             "tokenizer": part.reader.tokenizer(),
@@ -53,18 +55,64 @@ fn input_to_json(input: &Input) -> Value {
 }
 
 fn column_to_json(column: &InputColumn) -> Value {
-    let categories = match &column.categories {
-        None => Value::Null,
-        Some(Lookup::Index(classes)) => json!(classes),
-        Some(Lookup::Whole(values)) => json!(values.keys().collect::<Vec<_>>()),
-        Some(Lookup::Names(names)) => json!(names.keys().collect::<Vec<_>>()),
-    };
+    let categories = column.categories.as_ref().map(lookup_to_json);
     json!({ "name": column.name, "elements": column.elements, "categories": categories, "fill": column.fill })
+}
+
+/// A number of classes, or their values in the order of the classes.
+fn lookup_to_json(lookup: &Lookup) -> Value {
+    match lookup {
+        Lookup::Index(classes) => json!(classes),
+        Lookup::Whole(values) => json!(values.keys().collect::<Vec<_>>()),
+        Lookup::Names(_) => json!(lookup.names()),
+    }
+}
+
+fn lookup_from_json(lookup: &Value) -> Option<Lookup> {
+    Some(match lookup {
+        Value::Number(classes) => Lookup::Index(classes.as_u64()? as usize),
+        Value::Array(values) if values.iter().all(Value::is_i64) => {
+            Lookup::Whole(values.iter().filter_map(Value::as_i64).zip(0..).collect())
+        }
+        names => Lookup::of_names(names.as_array()?.iter().filter_map(Value::as_str)),
+    })
+}
+
+/// What the target is made of, and the column that holds it.
+fn target_to_json(assembly: &Assembly) -> Value {
+    let column = &assembly.target_name;
+    match &assembly.target {
+        Target::None => Value::Null,
+        Target::Next => json!({ "kind": "next" }),
+        Target::Tokens { len, classes } => {
+            json!({ "kind": "tokens", "column": column, "len": len, "classes": classes })
+        }
+        Target::Class { lookup, classes } => {
+            json!({ "kind": "class", "column": column, "values": lookup_to_json(lookup), "classes": classes })
+        }
+        Target::Reals { shape } => json!({ "kind": "reals", "column": column, "shape": shape }),
+    }
+}
+
+fn target_from_json(target: &Value) -> Option<(Target, Option<String>)> {
+    let size = |key: &str| Some(target.get(key)?.as_u64()? as usize);
+    let column = target.get("column").and_then(Value::as_str).map(str::to_string);
+    let target = match target.get("kind")?.as_str()? {
+        "next" => Target::Next,
+        "tokens" => Target::Tokens { len: size("len")?, classes: size("classes")? },
+        "class" => Target::Class { lookup: lookup_from_json(target.get("values")?)?, classes: size("classes")? },
+        "reals" => Target::Reals { shape: sizes(target.get("shape")?)? },
+        _ => return None,
+    };
+    Some((target, column))
 }
 
 /// What was saved, read again.
 pub(super) struct Saved {
+    /// For prediction: its target is none, or the next token.
     pub assembly: Assembly,
+    /// What the training's samples were judged by, and its column. Runs of earlier versions do not say it.
+    pub target: Option<(Target, Option<String>)>,
     pub columns: Vec<String>,
     pub fitted: Fitted,
     pub tokenizer: Option<UsedTokenizer>,
@@ -85,9 +133,11 @@ pub(super) fn from_json(text: &str) -> Option<Saved> {
         Value::Null => None,
         names => Some(texts(names)?),
     };
-    let assembly = Assembly { input: input_from_json(value.get("input")?)?, target, class_names };
+    let input = input_from_json(value.get("input")?)?;
+    let assembly = Assembly { input, target, target_name: None, class_names };
     let tokenizer = tokenizer_of(&value);
-    Some(Saved { assembly, columns: texts(value.get("input_columns")?)?, fitted, tokenizer })
+    let target = value.get("target").and_then(target_from_json);
+    Some(Saved { assembly, target, columns: texts(value.get("input_columns")?)?, fitted, tokenizer })
 }
 
 fn tokenizer_of(value: &Value) -> Option<UsedTokenizer> {
@@ -159,11 +209,7 @@ fn input_from_json(input: &Value) -> Option<Input> {
 fn column_from_json(column: &Value) -> Option<InputColumn> {
     let categories = match column.get("categories")? {
         Value::Null => None,
-        Value::Number(classes) => Some(Lookup::Index(classes.as_u64()? as usize)),
-        Value::Array(values) if values.iter().all(Value::is_i64) => {
-            Some(Lookup::Whole(values.iter().filter_map(Value::as_i64).zip(0..).collect()))
-        }
-        names => Some(Lookup::of_names(names.as_array()?.iter().filter_map(Value::as_str))),
+        lookup => Some(lookup_from_json(lookup)?),
     };
     let fill = match column.get("fill")? {
         Value::Null => None,
@@ -178,27 +224,96 @@ fn column_from_json(column: &Value) -> Option<InputColumn> {
 /// is the next also `y`. With `on_error = "skip"`, a record that cannot be read is left out:
 /// [`Source::is_unreadable`](crate::Source::is_unreadable) tells which.
 pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str) -> Result<FileSource, SettingError> {
-    let read = || -> Result<FileSource, OpenError> {
-        let Some(Saved { assembly, columns, fitted, tokenizer }) = from_json(preprocessing) else {
-            let hint = "save the model again with this version";
-            return Err(settings.wrong("source", "has a saved preprocessing that cannot be read", hint).into());
-        };
+    let read = || {
+        let saved = from_json(preprocessing).ok_or_else(|| unreadable(settings))?;
         // Another record's answer would be a wrong one.
         let on_error = if OnError::read(settings)?.skips() { OnError::LeaveOut } else { OnError::Stop };
-        let kept = with_tokenizer(settings, tokenizer.as_ref());
-        let (with_tokenizer, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
-        let mut part = pack(Part::open(name, &with_tokenizer, "source")?, settings, on_error.skips())?;
-        check_tokenizer(&part, tokenizer.as_ref(), settings)?;
-        let found = columns.iter().map(|column| place(&*part.reader, column, &assembly.input, settings));
-        let inputs = found.collect::<Result<_, _>>()?;
-        part.places = Places { inputs, target: None, class_of: None };
-        let split = Split::given(part.reader.len(), 0);
-        let mut source = FileSource::new(vec![part], split, assembly, 0, on_error);
-        let form = add_transforms(&mut source, settings, 0, fitted)?;
-        source.fields = fields_of(&form, settings)?;
-        Ok(source)
+        open_alone(name, settings, saved, on_error, 0)
     };
     read().map_err(|error| readable(error, settings, "source"))
+}
+
+/// Opens files with their target to evaluate on, as a job saw its own, without those of its training: all samples are held
+/// out. Transforms that are random in evaluations, too, depend on the seed. `None` if `preprocessing` is of an earlier version,
+/// which did not say what the target is.
+pub fn open_for_evaluation(
+    name: &str,
+    settings: &Settings,
+    preprocessing: &str,
+    seed: u64,
+) -> Result<Option<FileSource>, SettingError> {
+    let read = || -> Result<Option<FileSource>, OpenError> {
+        let mut saved = from_json(preprocessing).ok_or_else(|| unreadable(settings))?;
+        let Some((target, target_name)) = saved.target.take() else { return Ok(None) };
+        (saved.assembly.target, saved.assembly.target_name) = (target, target_name);
+        let mut source = open_alone(name, settings, saved, OnError::read(settings)?, seed)?;
+        source.split = Split::given(0, source.split.train_len());
+        Ok(Some(source))
+    };
+    read().map_err(|error| readable(error, settings, "source"))
+}
+
+fn unreadable(settings: &Settings) -> OpenError {
+    let hint = "save the model again with this version";
+    settings.wrong("source", "has a saved preprocessing that cannot be read", hint).into()
+}
+
+/// Files that are seen as what was saved says.
+fn open_alone(
+    name: &str,
+    settings: &Settings,
+    saved: Saved,
+    on_error: OnError,
+    seed: u64,
+) -> Result<FileSource, OpenError> {
+    let Saved { assembly, columns, fitted, tokenizer, .. } = saved;
+    let kept = with_tokenizer(settings, tokenizer.as_ref());
+    let (with_tokenizer, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
+    let mut part = pack(Part::open(name, &with_tokenizer, "source")?, settings, on_error.skips())?;
+    check_tokenizer(&part, tokenizer.as_ref(), settings)?;
+    let found = columns.iter().map(|column| place(&*part.reader, column, &assembly.input, settings));
+    let inputs = found.collect::<Result<_, _>>()?;
+    let target = assembly.target_name.as_ref().map(|target| target_place(&part, target, &assembly, settings));
+    part.places = Places { inputs, target: target.transpose()?, ..Places::default() };
+    part.name_classes(&assembly, settings, "source")?;
+    let split = Split::given(part.reader.len(), 0);
+    let mut source = FileSource::new(vec![part], split, assembly, seed, on_error);
+    let form = add_transforms(&mut source, settings, seed, fitted)?;
+    source.fields = fields_of(&form, settings)?;
+    Ok(source)
+}
+
+/// The column of the target, which must hold what the training's did.
+fn target_place(part: &Part, name: &str, assembly: &Assembly, settings: &Settings) -> Result<usize, SettingError> {
+    let columns = part.reader.columns();
+    let Some(at) = columns.iter().position(|column| column.name == name) else {
+        let message =
+            format!("is \"{}\", which has no column \"{name}\", the target: nothing to compare with", part.name);
+        return Err(settings.wrong("source", message, "add it, or run `kolo predict`, which needs no target"));
+    };
+    let kind = &columns[at].kind;
+    let fits = match &assembly.target {
+        Target::Reals { shape } => match kind {
+            RecordKind::Real { shape: own } | RecordKind::Int { shape: own, .. } => {
+                own.iter().product::<usize>() == shape.iter().product::<usize>()
+            }
+            // A cell of text may hold a number.
+            kind => *kind == RecordKind::Text,
+        },
+        Target::Class { .. } => !matches!(kind, RecordKind::Image | RecordKind::Pixels { .. } | RecordKind::Bytes),
+        _ => matches!(kind, RecordKind::Int { .. }),
+    };
+    match fits {
+        true => Ok(at),
+        false => {
+            let message = format!(
+                "is \"{}\", whose column \"{name}\" is {}, which is not what the target of the training files was",
+                part.name,
+                kind_name(kind)
+            );
+            Err(settings.wrong("source", message, "give it the columns of the training files"))
+        }
+    }
 }
 
 /// An input by its name; the images, whatever they are called there.

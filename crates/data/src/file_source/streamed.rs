@@ -122,7 +122,7 @@ impl FileSource {
     ) -> Result<(), ReadError> {
         self.with_scratch(|scratch| {
             self.make_streamed(draw, records, scratch)?;
-            self.meter.made();
+            self.meter.made(scratch.is_hit);
             let mut fields = fields.iter().enumerate();
             fields.try_for_each(|(at, field)| self.write(draw, &scratch.sample, *field, row.column(at)))
         })
@@ -144,7 +144,7 @@ impl FileSource {
         }
         let tried = records.others.len();
         let message = format!("{}; {tried} replacements that were tried cannot be read either", error.message);
-        Err(ReadError { message, ..error })
+        Err(ReadError { message, ..error }.despite_skipping())
     }
 
     fn attempt_streamed(

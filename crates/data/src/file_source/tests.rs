@@ -167,7 +167,10 @@ fn augmentation_repeats_with_any_order_threads_and_cache() {
     assert!((0..40).all(|sample| expected[3 * sample] != expected[3 * sample + 1]), "epochs differ");
     for cache in ["none", "memory", "disk"] {
         for cache_max in [0, 3000] {
-            let keys = [augmented(), ("cache", text(cache)), ("cache_max", Setting::Int(cache_max))];
+            let mut keys = vec![augmented(), ("cache", text(cache))];
+            if cache != "none" {
+                keys.push(("cache_max", Setting::Int(cache_max)));
+            }
             let source = opened(&memory, &keys).unwrap();
             std::thread::scope(|scope| {
                 for thread in 0..4 {
@@ -347,6 +350,228 @@ fn files_for_validation_and_test_stay_apart() {
     validation.columns[0].kind = RecordKind::Class { names: ["dog", "cow"].map(String::from).into() };
     let error = join(parts(&validation), &settings(&[]), 1).unwrap_err().to_string();
     assert!(error.contains("is \"val\", which has the class \"cow\""), "{error}");
+}
+
+/// Names tell the classes of one file from those of another, also where only their number is given.
+#[test]
+fn a_number_of_classes_keeps_their_names() {
+    let (train, mut validation) = (pictures(9), pictures(6));
+    let names: Arc<[String]> = ["owl", "cat", "dog"].map(String::from).into();
+    validation.columns[1].kind = RecordKind::Class { names };
+    let joined = |count: i64| {
+        let parts = vec![("source", part("train", &train)), ("validation", part("val", &validation))];
+        join(parts, &settings(&[("classes", Setting::Int(count))]), 1).map_err(|error| error.to_string())
+    };
+    for count in [3, 5] {
+        let source = joined(count).unwrap();
+        assert_eq!(source.fields()[1], Field::index("y", &[], count as usize));
+        assert_eq!(source.class_names().unwrap(), ["cat", "dog", "owl"]);
+        let labels: Vec<i32> = (9..12).map(|sample| values(&source, sample, None).unwrap().1[0]).collect();
+        assert_eq!(labels, [2, 0, 1]);
+    }
+    let error = joined(2).unwrap_err();
+    assert!(error.starts_with("job.toml:4: `data.classes` is 2, but \"train\" has 3 classes"), "{error}");
+    let named = [("classes", Setting::List(vec![text("dog"), text("cat")]))];
+    let error = opened(&train, &named).unwrap_err();
+    assert!(error.starts_with("job.toml:4: `data.classes` has no \"owl\", which is a class of \"some\""), "{error}");
+}
+
+/// A table with a column whose numbers stand for these names.
+fn coloured(names: &[&str], values: &[i64]) -> Memory {
+    let names: Arc<[String]> = names.iter().map(|name| name.to_string()).collect();
+    let columns = vec![column("colour", RecordKind::Class { names }), column("y", real())];
+    let record = |value: &i64| vec![RecordValue::Ints(vec![*value]), RecordValue::Reals(vec![*value as f32])];
+    Memory { columns, records: values.iter().map(record).collect(), broken: BTreeSet::new() }
+}
+
+/// Each file may number the names of a column in its own way, and have some that no record uses.
+#[test]
+fn inputs_that_are_names_are_found_by_name() {
+    let one_hot: &[(&str, Setting)] = &[("kind", text("one_hot"))];
+    let keys = [
+        transforms(&[one_hot]),
+        ("inputs", Setting::List(vec![text("colour")])),
+        ("target", text("y")),
+        ("task", text("regression")),
+    ];
+    let train = coloured(&["red", "green", "blue"], &[0, 1, 2]);
+    let joined = |validation: &Memory| {
+        let parts = vec![("source", part("train", &train)), ("validation", part("val", validation))];
+        join(parts, &settings(&keys), 1).map_err(|error| error.to_string())
+    };
+    let row = |source: &FileSource, sample| {
+        let mut x = [f32::NAN; 3];
+        source.fill(sample, 0, Column::F32(&mut x)).unwrap();
+        x
+    };
+    let source = joined(&coloured(&["blue", "black", "red"], &[0, 2])).unwrap();
+    assert_eq!(source.fields()[0], Field::real("x", &[3]));
+    let rows: Vec<[f32; 3]> = (0..5).map(|sample| row(&source, sample)).collect();
+    let [red, green, blue] = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]];
+    assert_eq!(rows, [red, green, blue, blue, red]);
+    let error = joined(&coloured(&["blue", "black", "red"], &[0, 1])).unwrap_err();
+    assert!(
+        error.contains("`data.validation` names files that cannot be used: cannot read sample 1 of \"val\""),
+        "{error}"
+    );
+    assert!(
+        error.contains("\"black\" is not a known class") && error.contains("\"red\", \"green\", \"blue\""),
+        "{error}"
+    );
+    let mut numbers = coloured(&["red", "green", "blue"], &[0, 1]);
+    numbers.columns[0].kind = RecordKind::Int { shape: vec![], classes: None };
+    let error = joined(&numbers).unwrap_err();
+    assert!(error.contains("whose column \"colour\" is int, but that of \"train\" is class"), "{error}");
+    // What is saved keeps the names in the order of their numbers.
+    let saved = super::saved::from_json(&source.preprocessing()).unwrap();
+    assert_eq!(format!("{:?}", saved.assembly.input), format!("{:?}", source.assembly.input));
+}
+
+/// What a run would find out only at its first evaluation.
+#[test]
+fn validation_with_unknown_values_is_refused_at_the_start() {
+    let one_hot: &[(&str, Setting)] = &[("kind", text("one_hot")), ("columns", Setting::List(vec![text("colour")]))];
+    let joined = |validation: &Memory, keys: &[(&str, Setting)]| {
+        let parts = vec![("source", part("train", &table(12))), ("validation", part("val", validation))];
+        let keys = [&[transforms(&[one_hot])], keys].concat();
+        join(parts, &settings(&keys), 1).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(joined(&table(5), &[]), Ok(()));
+    for (at, name, known) in [
+        (3, "perhaps", "the classes of the training files are \"no\", \"yes\""),
+        (1, "black", "the names of the training files are \"blue\", \"green\", \"red\""),
+    ] {
+        let mut validation = table(5);
+        validation.records[4][at] = RecordValue::Text(name.into());
+        let error = joined(&validation, &[]).unwrap_err();
+        let what =
+            format!("`data.validation` names files that cannot be used: cannot read sample 4 of \"val\": column");
+        assert!(error.contains(&what) && error.contains(name) && error.contains(known), "{error}");
+        assert_eq!(joined(&validation, &[("on_error", text("skip"))]), Ok(()));
+    }
+    let mut numbers = table(6);
+    numbers.columns[3].kind = RecordKind::Int { shape: vec![], classes: None };
+    numbers.records.iter_mut().enumerate().for_each(|(at, record)| record[3] = RecordValue::Ints(vec![at as i64 % 2]));
+    let mut more = numbers.clone();
+    more.records[5][3] = RecordValue::Ints(vec![2]);
+    let parts = vec![("source", part("train", &numbers)), ("validation", part("val", &more))];
+    let error = join(parts, &settings(&[]), 1).unwrap_err().to_string();
+    assert!(error.contains("the target is 2, which is not a known class"), "{error}");
+}
+
+#[test]
+fn missing_columns_and_values_are_named() {
+    let mut folder = pictures(4);
+    folder.columns.truncate(1);
+    let mut val = part("val", &folder);
+    val.format = "images";
+    let parts = vec![("source", part("train", &pictures(10))), ("validation", val)];
+    let error = join(parts, &settings(&[]), 1).unwrap_err().to_string();
+    assert!(error.contains("`data.validation` is \"val\", which has no column \"label\", the target"), "{error}");
+    assert!(error.contains("put its images into a folder per class"), "{error}");
+    let mut memory = table(10);
+    memory.columns[3].kind = real();
+    memory.records.iter_mut().for_each(|record| record[3] = RecordValue::Reals(vec![0.5]));
+    memory.records[2][3] = RecordValue::Missing;
+    let source = opened(&memory, &[("task", text("regression"))]).unwrap();
+    let mut row = [0.0];
+    let error = source.fill(2, 1, Column::F32(&mut row)).unwrap_err();
+    assert_eq!(error.message, "column \"label\" has no value");
+    assert!(!error.hint.contains("missing ="), "{error}");
+    for wrong in [f64::NAN, f64::INFINITY, 1e300] {
+        let error = opened(&memory, &[("missing", Setting::Float(wrong)), ("task", text("regression"))]).unwrap_err();
+        assert!(error.starts_with("job.toml:4: `data.missing` is "), "{error}");
+    }
+    memory.records[3][2] = RecordValue::Reals(vec![f32::INFINITY]);
+    let error = opened(&memory, &[("missing", text("mean")), ("task", text("regression"))]).unwrap_err();
+    assert!(error.contains("the mean of column \"b\", for `missing = \"mean\"`, is "), "{error}");
+    memory.records[2][3] = RecordValue::Reals(vec![0.5]);
+    let standardise: &[(&str, Setting)] = &[("kind", text("standardise"))];
+    let keys = [transforms(&[standardise]), ("task", text("regression")), ("holdout", Setting::Float(0.0))];
+    let error = opened(&memory, &keys).unwrap_err();
+    assert!(error.contains("column \"b\" has the mean"), "{error}");
+}
+
+/// A sample counts once, whatever goes into it.
+#[test]
+fn samples_that_are_mixed_in_are_no_cache_hits() {
+    let kinds = ["normalise", "mixup"].map(text);
+    let [normalise, mixup] = kinds.map(|kind| vec![("kind", kind)]);
+    let normalise = [&normalise[..], &[("mean", Setting::Float(0.5)), ("std", Setting::Float(0.5))]].concat();
+    let list = [&normalise[..], &mixup[..]];
+    let source = opened(&pictures(20), &[transforms(&list), ("cache", text("memory"))]).unwrap();
+    for epoch in 0..3 {
+        (0..20).for_each(|sample| _ = values(&source, sample, Some(epoch)).unwrap());
+    }
+    let times = source.load_times().unwrap();
+    assert!(times.samples == 60 && (40..60).contains(&times.cached), "{times:?}");
+}
+
+/// What a cache takes is known before it is full, so that a plan can count it.
+#[test]
+fn a_cache_in_memory_tells_what_it_may_take() {
+    let normalise: &[(&str, Setting)] =
+        &[("kind", text("normalise")), ("mean", Setting::Float(0.5)), ("std", Setting::Float(0.5))];
+    let bytes = |keys: &[(&str, Setting)]| {
+        opened(&pictures(20), &[&[transforms(&[normalise])], keys].concat()).unwrap().cached_bytes()
+    };
+    let whole = bytes(&[("cache", text("memory"))]);
+    assert!((20 * 108 * 4..20 * (108 * 4 + 200)).contains(&whole), "{whole}");
+    assert_eq!(bytes(&[("cache", text("memory")), ("cache_max", Setting::Int(3000))]), 3000);
+    assert_eq!((bytes(&[]), bytes(&[("cache", text("disk"))])), (0, 0));
+}
+
+#[test]
+fn keys_of_a_cache_need_one() {
+    for (keys, part) in [
+        (vec![("cache_max", Setting::Int(9))], "`data.cache_max` is for a cache, but there is none"),
+        (vec![("cache_dir", text("/tmp"))], "`data.cache_dir` is for a cache on disk"),
+        (vec![("cache", text("memory")), ("cache_dir", text("/tmp"))], "`data.cache_dir` is for a cache on disk"),
+    ] {
+        let error = opened(&pictures(4), &keys).unwrap_err();
+        assert!(error.starts_with("job.toml:4: ") && error.contains(part), "{error}");
+    }
+}
+
+/// New files are judged as the training's were, which need not be there any more.
+#[test]
+fn evaluations_need_no_training_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = directory.path().join(name).to_string_lossy().into_owned();
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let train = write(
+        "train.csv",
+        &"a,colour,label\n1,red,yes\n2,blue,no\n3,red,no\n4,green,yes\n".repeat(3).replace("\na,colour,label", ""),
+    );
+    let one_hot: &[(&str, Setting)] = &[("kind", text("one_hot"))];
+    let settings = || settings(&[transforms(&[one_hot]), ("inputs", Setting::List(vec![text("a"), text("colour")]))]);
+    let source = crate::open(crate::SOURCES, &train, &settings(), 1, None).unwrap();
+    let preprocessing = source.preprocessing().unwrap();
+    let fields = source.fields().to_vec();
+    std::fs::remove_file(&train).unwrap();
+    let new = write("new.csv", "label,colour,a\nyes,green,7\nno,red,8\n");
+    let open = |path: &str, preprocessing: &str| crate::open_for_evaluation(path, &settings(), preprocessing, 1);
+    let source = open(&new, &preprocessing).unwrap().unwrap();
+    assert_eq!((source.fields(), source.class_names().unwrap()), (&fields[..], &["no".to_string(), "yes".into()][..]));
+    let split = Source::split(&source).unwrap();
+    assert_eq!((split.train_len(), split.held_out_len()), (0, 2));
+    assert_eq!(values(&source, split.held_out(0), None).unwrap(), (vec![7.0, 0.0, 1.0, 0.0], vec![1]));
+    let none = write("none.csv", "colour,a\ngreen,7\n");
+    let error = open(&none, &preprocessing).unwrap_err().to_string();
+    assert!(error.contains("which has no column \"label\", the target: nothing to compare with"), "{error}");
+    let other = write("other.csv", "label,colour,a\nmaybe,green,7\n");
+    let error = values(&open(&other, &preprocessing).unwrap().unwrap(), 0, None).unwrap_err();
+    assert!(
+        error.message.contains("\"maybe\" is not a known class") && error.hint.contains("\"no\", \"yes\""),
+        "{error}"
+    );
+    // Runs of earlier versions do not say what the target is.
+    let mut earlier: serde_json::Value = serde_json::from_str(&preprocessing).unwrap();
+    earlier.as_object_mut().unwrap().remove("target");
+    assert!(open(&new, &earlier.to_string()).unwrap().is_none());
 }
 
 /// A test file may be without its target.

@@ -7,7 +7,7 @@ use super::{
 use crate::error::ReadError;
 use crate::files::{self, DataFile};
 use crate::format::{self, OpenError, Reader};
-use crate::record::{Record, RecordColumn, UnreadColumn};
+use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use crate::shards;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
@@ -33,6 +33,8 @@ pub(crate) struct StreamFiles {
     unread: Vec<UnreadColumn>,
     /// Records of an epoch.
     pub len: usize,
+    /// The number of the first record of each file, if all were counted.
+    starts: Vec<usize>,
     /// Of a pipe: what is left of it, until a walk takes it.
     pipe: Option<Mutex<Option<Cursor>>>,
     /// The first records: of a pipe all that were looked at.
@@ -52,7 +54,7 @@ impl StreamFiles {
 
     fn open_files(name: &str, settings: &Settings, key: &str, stream: StreamSettings) -> Result<Self, OpenError> {
         let listed = files::list(name, settings, key)?;
-        let kind = stream_kind(format::choose(&listed, settings)?.name, settings)?;
+        let kind = stream_kind(format::choose(&listed, settings)?.name, settings, key)?;
         let files = shards::expand(&listed, kind.is_shard, settings)?;
         let (head, _) = ByteStream::of_file(&files[0])?.with_head()?;
         let opened = (kind.open)(
@@ -66,6 +68,7 @@ impl StreamFiles {
             columns: vec![],
             unread: vec![],
             len: 0,
+            starts: vec![],
             pipe: None,
             head: vec![],
             record_bytes: 0,
@@ -76,6 +79,7 @@ impl StreamFiles {
             Some(samples) => samples,
             None => {
                 while cursor.advance(&opened, None)? {}
+                opened.starts = std::mem::take(&mut cursor.starts);
                 cursor.next
             }
         };
@@ -93,7 +97,7 @@ impl StreamFiles {
         let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head()?;
         let chosen =
             format::choose_by(&file.path, &file.extension(), &head[..head.len().min(format::SNIFFED_BYTES)], settings)?;
-        let kind = stream_kind(chosen.name, settings)?;
+        let kind = stream_kind(chosen.name, settings, key)?;
         let head = StreamHead { path: &file.path, extension: &file.extension(), bytes: &head };
         let format = (kind.open)(&head, settings)?;
         // No file comes after it.
@@ -105,6 +109,7 @@ impl StreamFiles {
             columns: vec![],
             unread: vec![],
             len,
+            starts: vec![],
             pipe: None,
             head: vec![],
             record_bytes: 0,
@@ -161,11 +166,11 @@ impl StreamFiles {
     }
 }
 
-fn stream_kind(format: &str, settings: &Settings) -> Result<&'static StreamKind, OpenError> {
+fn stream_kind(format: &str, settings: &Settings, key: &str) -> Result<&'static StreamKind, OpenError> {
     STREAMS.iter().find(|kind| kind.format == format).ok_or_else(|| {
         let names: Vec<&str> = STREAMS.iter().map(|kind| kind.format).collect();
         let message = format!("cannot be read as a stream, as its format is {format}");
-        settings.wrong("source", message, format!("the formats of streams are {}", names.join(", "))).into()
+        settings.wrong(key, message, format!("the formats of streams are {}", names.join(", "))).into()
     })
 }
 
@@ -178,6 +183,8 @@ pub(crate) struct Cursor {
     looked_at: VecDeque<Arc<RawRecord>>,
     /// The file that comes after the one at hand.
     file: usize,
+    /// The numbers of the first records of the files so far.
+    starts: Vec<usize>,
     records: Option<Box<dyn RawRecords>>,
 }
 
@@ -209,6 +216,7 @@ impl Cursor {
             }
             let Some(file) = stream.files.get(self.file) else { return Ok(false) };
             self.file += 1;
+            self.starts.push(self.next);
             self.records = Some(stream.format.records(ByteStream::of_file(file)?)?);
         }
     }
@@ -270,6 +278,13 @@ impl Reader for StreamReader {
     fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
         let raw = self.stream.head.get(at)?;
         Some((raw.path().into(), raw.offset))
+    }
+
+    fn name(&self, at: usize) -> Option<RecordName> {
+        let StreamFiles { files, starts, .. } = &*self.stream;
+        // Of files without a record, the next has the same start.
+        let file = files.get(starts.partition_point(|start| *start <= at).checked_sub(1)?)?;
+        (files.len() > 1).then(|| RecordName { file: file.path.clone(), key: None })
     }
 
     fn kind_reason(&self, column: usize) -> Option<String> {

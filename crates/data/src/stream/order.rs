@@ -37,9 +37,9 @@ impl BufferedOrder {
         self.position
     }
 
-    /// The sample that comes into the buffer with the next draw, if there is one.
-    pub fn incoming(&self) -> Option<usize> {
-        (self.incoming < self.len).then_some(self.incoming)
+    /// The sample that comes into the buffer `after` draws from the next one on, if there is one: 0 is the next draw's.
+    pub fn incoming(&self, after: usize) -> Option<usize> {
+        self.incoming.checked_add(after).filter(|sample| *sample < self.len)
     }
 
     fn fill(&mut self) {

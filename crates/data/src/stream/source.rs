@@ -1,6 +1,6 @@
 //! A source of files whose training samples come as a stream.
 
-use super::walk::{StreamWalk, WalkSettings};
+use super::walk::{NEIGHBOURS, StreamWalk, WalkSettings};
 use super::{Route, StreamSettings, Walk};
 use crate::cache;
 use crate::error::ReadError;
@@ -63,8 +63,19 @@ impl Source for StreamSource {
     }
 
     fn held_bytes(&self) -> usize {
-        let bytes = self.files.stream_of(0).map_or(0, |(_, stream)| stream.bytes_of(self.settings.buffer));
+        // Those that may stand in for others are kept before and behind the buffer.
+        let neighbours = if self.files.skips() { 2 * NEIGHBOURS } else { 0 };
+        let kept = self.settings.buffer.saturating_add(neighbours);
+        let bytes = self.files.stream_of(0).map_or(0, |(_, stream)| stream.bytes_of(kept));
         bytes.min(self.bytes_max)
+    }
+
+    fn cached_bytes(&self) -> usize {
+        self.files.cached_bytes()
+    }
+
+    fn share_memory(&self, processes: usize) {
+        self.files.share_memory(processes);
     }
 
     fn in_order(&self) -> bool {

@@ -136,6 +136,9 @@ fn workers_share_one_order_and_go_on_anywhere() {
     let source = open(&directory.path().join("*.csv"), &[]).unwrap();
     let split = source.split().unwrap();
     assert_eq!((source.len(), split.train_len(), split.held_out_len()), (107, 86, 21));
+    for (sample, file) in [(0, 0), (69, 0), (70, 1), (106, 1)] {
+        assert_eq!(source.sample_name(sample).file.as_deref(), Some(names[file].as_path()), "{sample}");
+    }
     let alone = walked(&*source, 0..25, 0..4).unwrap();
     for of_step in &alone {
         assert!(of_step.iter().all(|(sample, value)| *sample as f32 == *value && of_step.len() == 8));
@@ -194,13 +197,14 @@ fn memory_is_that_of_the_buffer() {
     let files = crate::file_source::opened_stream(path.to_str().unwrap(), &settings, 1);
     let (first, stream) = files.stream_of(0).unwrap();
     let route = Route { split: files.split().unwrap(), ..route(&files, Purpose::Training, 0, 1..2) };
-    let own = walk::WalkSettings { seed: 1, buffer: 16, bytes_max: 10_000, first, skips: true };
+    let own = walk::WalkSettings { seed: 1, buffer: 16, bytes_max: 30_000, first, skips: true };
     let walk = walk::StreamWalk::new(Arc::new(files), stream, route, own);
     for step in 0..240 {
         let mut numbers = Vec::new();
         walk.choose(step, 0, &mut numbers);
         let (records, bytes) = walk.held();
-        assert!(records <= 16 + 2 * 6 + 1 && bytes <= records * 256, "{records} records, {bytes} bytes");
+        // The buffer, its neighbours, and those that may stand in for the samples in the making.
+        assert!(records <= 16 + 3 * walk::NEIGHBOURS && bytes <= records * 256, "{records} records, {bytes} bytes");
         for sample in numbers {
             walk.read(Draw { sample, epoch: Some(0) }, &[0, 1], &mut Values([0.0], [0])).unwrap();
         }
@@ -228,6 +232,45 @@ fn bad_records_stop_or_another_stands_in() {
         let same = own.iter().zip(&alone[start..]).all(|(own, all)| own[..] == all[rank * 4..rank * 4 + 4]);
         assert!(same, "rank {rank} from step {start}");
     }
+}
+
+/// Bad records that lie side by side, at the start, in the middle and at the end, where the buffer holds few others.
+#[test]
+fn neighbours_of_bad_records_stand_in() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.csv");
+    for (broken, buffer) in [(0..2, 1), (0..16, 1), (38..41, 1), (30..46, 1), (94..96, 1), (80..96, 1), (80..96, 1000)]
+    {
+        let broken: Vec<usize> = broken.collect();
+        // Cells without a value, as all numbers are told from the first records.
+        table(&path, 0..96, &broken);
+        fs::write(&path, fs::read_to_string(&path).unwrap().replace("half", "")).unwrap();
+        let keys = |buffer| {
+            let given = [("on_error", text("skip")), ("classes", Setting::Int(3)), ("holdout", Setting::Float(0.0))];
+            let columns = [("inputs", Setting::List(vec![text("x")])), ("shuffle_buffer", Setting::Int(buffer))];
+            [&given[..], &columns[..]].concat()
+        };
+        let source = open(&path, &keys(buffer)).unwrap();
+        let alone = walked(&*source, 0..24, 0..4).unwrap_or_else(|error| panic!("{broken:?} {buffer}: {error}"));
+        let made = alone.concat();
+        let bad: Vec<usize> =
+            made.iter().filter(|(sample, value)| *sample as f32 != *value).map(|made| made.0).collect();
+        assert_eq!(bad.len(), 2 * broken.len(), "both epochs");
+        assert!(made.iter().all(|(_, value)| !broken.contains(&(*value as usize))));
+        for (rank, start) in [(0, 0), (1, 1), (0, 5), (1, 11), (0, 13)] {
+            let own = walked(&*source, start..24, rank * 2..rank * 2 + 2).unwrap();
+            let same = own.iter().zip(&alone[start..]).all(|(own, all)| own[..] == all[rank * 4..rank * 4 + 4]);
+            assert!(same, "{broken:?}: rank {rank} from step {start}");
+        }
+    }
+    // With more of them in a row than are tried and kept, the run stops, and the advice is not to write what is written.
+    table(&path, 0..96, &(20..80).collect::<Vec<_>>());
+    fs::write(&path, fs::read_to_string(&path).unwrap().replace("half", "")).unwrap();
+    let keys = [("on_error", text("skip")), ("classes", Setting::Int(3)), ("shuffle_buffer", Setting::Int(1))];
+    let keys = [&keys[..], &[("inputs", Setting::List(vec![text("x")])), ("holdout", Setting::Float(0.0))]].concat();
+    let error = walked(&*open(&path, &keys).unwrap(), 0..12, 0..4).unwrap_err();
+    assert!(error.message.contains("16 replacements that were tried cannot be read either"), "{error}");
+    assert!(!error.hint.contains("on_error"), "{error}");
 }
 
 #[test]

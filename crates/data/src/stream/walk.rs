@@ -15,12 +15,15 @@ use crate::source::{Draw, Row};
 use crate::split::{Purpose, Split};
 use kolo_base::lock;
 use kolo_graph::rng::Stream;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// Samples that stand in for one that cannot be read, at most, beside the one before it.
-const REPLACEMENTS: usize = 4;
+/// Samples that are tried in place of one that cannot be read, at most.
+const REPLACEMENTS: usize = 16;
+/// Samples drawn last, and samples that come into the buffer next, that may stand in. Bad records often lie side by side, so
+/// these are more than those that are tried.
+pub(crate) const NEIGHBOURS: usize = 32;
 
 /// A way through samples that come in an order of their own.
 pub trait Walk: Send + Sync + fmt::Debug {
@@ -128,8 +131,8 @@ struct WalkState {
     route: Route,
     epoch: usize,
     order: BufferedOrder,
-    /// The sample that was drawn last, which may stand in for the next.
-    last: Option<usize>,
+    /// The samples that were drawn last, which may stand in for the next; only if some may.
+    recent: VecDeque<usize>,
     /// Own samples that were drawn and not chosen yet, by epoch and position.
     drawn: BTreeMap<Key, usize>,
     /// What may stand in for own samples, by the record.
@@ -150,7 +153,7 @@ impl StreamWalk {
             route,
             epoch,
             order: order_of(&route, &settings, epoch),
-            last: None,
+            recent: VecDeque::new(),
             drawn: BTreeMap::new(),
             others: BTreeMap::new(),
             entries: BTreeMap::new(),
@@ -160,14 +163,13 @@ impl StreamWalk {
             failure: refusal(&stream, &route),
         };
         let start = route.step_start(route.first_step);
-        if let Some(before) = start.checked_sub(2) {
+        // Those before the first may have to stand in for it.
+        let recent = start.min(state.neighbours());
+        if let Some(before) = (start - recent).checked_sub(1) {
             state.order.nth(before);
         }
         state.refer_to_buffer();
-        // The sample before the first may have to stand in for it.
-        if start > 0 {
-            state.draw(false);
-        }
+        (0..recent).for_each(|_| state.draw(false));
         Self { source, stream, state: Mutex::new(state) }
     }
 
@@ -233,14 +235,24 @@ impl WalkState {
         }
     }
 
+    /// Samples before and after those of the buffer that are kept, as they may stand in for others.
+    fn neighbours(&self) -> usize {
+        if self.settings.skips { NEIGHBOURS } else { 0 }
+    }
+
+    /// The records of the buffer, and of those that come next.
+    fn buffered(&self) -> Vec<Key> {
+        let next = (0..self.neighbours()).map_while(|after| self.order.incoming(after));
+        self.order.buffer().iter().copied().chain(next).map(|at| self.key(at)).collect()
+    }
+
     fn refer_to_buffer(&mut self) {
-        let keys: Vec<Key> = self.order.buffer().iter().map(|at| self.key(*at)).collect();
-        keys.into_iter().for_each(|key| self.refer(key));
+        self.buffered().into_iter().for_each(|key| self.refer(key));
     }
 
     /// Draws the next sample of the epoch from the buffer, for this worker or for another.
     fn draw(&mut self, is_own: bool) {
-        let (position, incoming) = (self.order.position(), self.order.incoming());
+        let (position, incoming) = (self.order.position(), self.order.incoming(self.neighbours()));
         let Some(drawn) = self.order.next() else { return };
         let key = self.key(drawn);
         incoming.map(|at| self.key(at)).into_iter().for_each(|key| self.refer(key));
@@ -248,28 +260,37 @@ impl WalkState {
             self.refer(key);
             self.drawn.insert((self.epoch, position), key.1);
         }
-        if self.settings.skips {
-            if is_own {
-                self.choose_others(key, position);
-            }
-            self.refer(key);
-            let before = self.last.replace(key.1);
-            before.into_iter().for_each(|before| self.release((self.epoch, before)));
+        if !self.settings.skips {
+            // It has left the buffer.
+            return self.release(key);
         }
-        // It has left the buffer.
-        self.release(key);
+        if is_own {
+            self.choose_others(key, position);
+        }
+        self.recent.push_back(key.1);
+        if self.recent.len() > NEIGHBOURS {
+            let oldest = self.recent.pop_front();
+            oldest.into_iter().for_each(|sample| self.release((self.epoch, sample)));
+        }
     }
 
-    /// Chooses what may stand in for a sample: some that are in the buffer now, and the one before it.
+    /// Chooses what may stand in for a sample: some of those that were drawn before it. At the start of an epoch, where these
+    /// are few, also some that are in the buffer, or come into it next. It depends on the seed, the epoch and the position only.
     fn choose_others(&mut self, key: Key, position: usize) {
-        let buffer = self.order.buffer();
-        let tries = if buffer.is_empty() { 0 } else { REPLACEMENTS };
+        let mut known: Vec<usize> = self.recent.iter().copied().collect();
+        if known.len() < REPLACEMENTS {
+            known.extend(self.order.buffer().iter().map(|at| self.key(*at).1));
+        }
+        if known.len() < REPLACEMENTS {
+            let next = (0..NEIGHBOURS).map_while(|after| self.order.incoming(after));
+            known.extend(next.map(|at| self.key(at).1));
+        }
         let stream = Stream::new(self.settings.seed, "data.stream_replacements");
-        let draw = |attempt: usize| {
+        let mut others = Vec::new();
+        for attempt in 0..REPLACEMENTS.min(known.len()) {
             let low = (position * REPLACEMENTS + attempt) as u64;
-            buffer[stream.below(self.epoch as u64, low, buffer.len() as u64) as usize]
-        };
-        let others: Vec<usize> = (0..tries).map(|attempt| self.key(draw(attempt)).1).chain(self.last).collect();
+            others.push(known.swap_remove(stream.below(self.epoch as u64, low, known.len() as u64) as usize));
+        }
         others.iter().for_each(|other| self.refer((key.0, *other)));
         self.others.insert(key, others);
     }
@@ -282,9 +303,8 @@ impl WalkState {
                 continue;
             }
             // What is left in the buffer has no part in this epoch.
-            let left: Vec<Key> = self.order.buffer().iter().map(|at| self.key(*at)).collect();
-            let last = self.last.take().map(|last| (self.epoch, last));
-            left.into_iter().chain(last).for_each(|key| self.release(key));
+            let recent: Vec<Key> = self.recent.drain(..).map(|sample| (self.epoch, sample)).collect();
+            self.buffered().into_iter().chain(recent).for_each(|key| self.release(key));
             self.epoch += 1;
             self.order = order_of(&self.route, &self.settings, self.epoch);
             self.refer_to_buffer();

@@ -35,8 +35,13 @@ fn make(table: &Settings, form: &mut Form, _: &mut Setup<'_>) -> Result<Box<dyn 
     };
     let mean = per_channel(table, "mean", channels, IMAGENET_MEAN)?;
     let std = per_channel(table, "std", channels, IMAGENET_STD)?;
-    if std.iter().any(|std| !std.is_normal() || *std < 0.0) || mean.iter().any(|mean| !mean.is_finite()) {
-        return Err(table.wrong("std", "must be above zero", "write a number per channel, such as `std = 0.5`").into());
+    if let Some(mean) = mean.iter().find(|mean| !mean.is_finite()) {
+        let hint = "write a number per channel, such as `mean = 0.5`";
+        return Err(table.wrong("mean", format!("has {mean}, but must be finite"), hint).into());
+    }
+    if let Some(std) = std.iter().find(|std| !std.is_normal() || **std < 0.0) {
+        let message = format!("has {std}, but must be above zero and finite");
+        return Err(table.wrong("std", message, "write a number per channel, such as `std = 0.5`").into());
     }
     form.x = ValueForm::Reals { shape, columns: vec![] };
     Ok(Box::new(Normalise { mean, std }))

@@ -40,7 +40,10 @@ impl Encoder {
     fn read(table: &Settings) -> Result<Self, OpenError> {
         let tokenizer = match table.text("tokenizer", "bytes")?.as_str() {
             "bytes" => Tokenizer::bytes(),
-            path => Tokenizer::open(Path::new(path))?,
+            path => Tokenizer::open(Path::new(path)).map_err(|error| {
+                let message = format!("names a file that cannot be used: {}", error.place_and_message());
+                table.wrong("tokenizer", message, error.hint)
+            })?,
         };
         let default = tokenizer.end_of_text().unwrap_or(0) as usize;
         let separator = table.count_in("separator", default, 0, tokenizer.vocab() - 1)? as u32;

@@ -2,7 +2,7 @@
 
 use crate::error::ReadError;
 use crate::format::OpenError;
-use crate::sample::{Form, Sample, ValueForm};
+use crate::sample::{Form, Sample, TableColumn, ValueForm};
 use crate::transform::{ALWAYS, Cx, Setup, Transform, TransformKind, VisitTraining, misplaced};
 use kolo_graph::settings::{Settings, nearest};
 
@@ -45,10 +45,31 @@ fn make(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> Result<Box<
         return Err(table.wrong("kind", "was fitted to other columns", "use the job file of the training").into());
     }
     let (mean, deviation) = both.split_at(chosen.len());
+    if let Some(at) = (0..chosen.len()).find(|at| chosen[*at] && !(mean[*at].is_finite() && deviation[*at].is_finite()))
+    {
+        let message = format!(
+            "cannot be measured: {} has the mean {} and the deviation {}",
+            column_of(at, columns),
+            mean[at],
+            deviation[at]
+        );
+        let hint = "take infinite and huge numbers out of the column, or leave it out with `columns` or `inputs`";
+        return Err(table.wrong("columns", message, hint).into());
+    }
     let mean = mean.iter().zip(&chosen).map(|(mean, chosen)| if *chosen { *mean } else { 0.0 }).collect();
     // A number that never changes stays: it becomes 0.
     let scale = |(deviation, chosen): (&f32, &bool)| if *chosen && *deviation > 0.0 { 1.0 / deviation } else { 1.0 };
     Ok(Box::new(Standardise { mean, scale: deviation.iter().zip(&chosen).map(scale).collect() }))
+}
+
+/// What number `at` of the input is called.
+fn column_of(at: usize, columns: &[TableColumn]) -> String {
+    let mut end = 0;
+    let found = columns.iter().find(|column| {
+        end += column.elements;
+        at < end
+    });
+    found.map_or_else(|| format!("number {at} of the input"), |column| format!("column \"{}\"", column.name))
 }
 
 /// Means, then deviations: two passes would be exact too, but read everything twice. Welford's in f64, in the order of the

@@ -213,7 +213,13 @@ impl Trainer {
             let interrupted = match ready {
                 Ok(()) => self.interrupt.requested(),
                 Err(Error::Interrupted) => true,
-                Err(error) => return Err(error.when(|| format!("in the evaluation after {step} steps"))),
+                Err(error) => {
+                    return Err(error.when(|| match step {
+                        // A trained model that is evaluated alone.
+                        0 => "in the evaluation".into(),
+                        step => format!("in the evaluation after {step} steps"),
+                    }));
+                }
             };
             // Those who share the model make every batch together.
             if together::any(self.sharers().map(|sharers| &**sharers), interrupted)? {
