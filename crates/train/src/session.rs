@@ -313,7 +313,8 @@ impl<'r> Run<'r> {
         let begin = Instant::now();
         let out = options.out.as_ref().filter(|_| options.group.is_rank_zero() && first);
         let from = resumed.as_ref().map(|record| (record.step, record.pending));
-        if let Some((saver, (step, _))) = saver.as_mut().zip(from) {
+        // With the evaluation that is still to be made, it is another state.
+        if let Some((saver, (step, _))) = saver.as_mut().zip(from.filter(|(_, pending)| !pending)) {
             saver.has(step);
         }
         let job_text = dir.as_ref().map_or("", |dir| &dir.job_text);

@@ -289,7 +289,7 @@ impl Run<'_> {
         let Some(resumed) = checkpoint::newest(job, &dir, ties.workers())? else { return Ok(false) };
         resumed.fill(trainer.store_mut())?;
         trainer.go_on_before(resumed.record.step);
-        if let Some(saver) = &mut self.saver {
+        if let Some(saver) = self.saver.as_mut().filter(|_| !resumed.record.pending) {
             saver.has(resumed.record.step);
         }
         resumed.notes.iter().for_each(|note| self.observer.note(note));
