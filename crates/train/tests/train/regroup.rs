@@ -291,7 +291,9 @@ impl Play {
     fn train(&self, worker: &Worker, world: Communicator) -> Ended {
         let out = OutDir::new(self.folder.clone(), true);
         let root = self.folder.join("checkpoints");
-        let checkpoints = CheckpointDir { root, required: true, job_text: String::new(), resume: self.resume };
+        // Where all who had the state are lost, the job goes on from what it has saved.
+        let resume = self.resume || self.generation > 0;
+        let checkpoints = CheckpointDir { root, required: true, job_text: String::new(), resume };
         let options = RunOptions {
             out: Some(out),
             checkpoints: Some(checkpoints),
@@ -313,14 +315,17 @@ impl Play {
         }
     }
 
-    /// Rows of this step and later, which a first rank was about to write again, are not there yet.
-    fn forget_rows(&self, step: usize, chance: &mut Chance) {
+    /// Rows of later steps than this one, and what follows it if that is `pending`, which a first rank was about to write again,
+    /// are not there yet.
+    fn forget_rows(&self, step: usize, pending: bool, chance: &mut Chance) {
         let path = self.folder.join("metrics.jsonl");
         let Ok(text) = std::fs::read_to_string(&path) else { return };
-        let before = |line: &&str| {
-            serde_json::from_str::<Value>(line).is_ok_and(|row| row["step"].as_u64().is_some_and(|of| of < step as u64))
+        let stays = |line: &&str| {
+            let row: Value = serde_json::from_str(line).unwrap_or_default();
+            let follows = pending && row.get("train/loss").is_some();
+            row["step"].as_u64().is_some_and(|of| of < step as u64 || (of == step as u64 && !follows))
         };
-        let kept: usize = text.lines().take_while(before).map(|line| line.len() + 1).sum();
+        let kept: usize = text.lines().take_while(stays).map(|line| line.len() + 1).sum();
         let left = chance.below((text.len() - kept) as u64 + 1) as usize;
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len((kept + left) as u64).unwrap();
     }
@@ -428,9 +433,12 @@ fn play(
         if let Some(step) = group.first().and_then(|first| lock(&first.lost_before).take()) {
             // What follows the step is still to be done if the position is even.
             let done = group[0].elastic.position().is_some_and(|position| position % 2 == 1);
-            play.forget_rows(step + usize::from(done), chance);
+            play.forget_rows(step, !done, chance);
         }
-        if keepers == 0 && group.iter().filter_map(|worker| worker.elastic.position()).any(|now| now > before) {
+        // Of those who took up a checkpoint nobody knows how far it was.
+        let is_known = holders > 0 || !(play.resume || play.generation > 0);
+        let is_further = |now: u64| is_known && now > before;
+        if keepers == 0 && group.iter().filter_map(|worker| worker.elastic.position()).any(is_further) {
             begun.push((play.generation, group.iter().map(|worker| worker.id).collect()));
         }
         let gone: Vec<usize> = lost.iter().map(|rank| group[*rank].id).collect();
