@@ -3,9 +3,11 @@
 //!
 //! The data plane is reduced to what matters for safety: a call completes at a rank, some time after all ranks of its
 //! generation have entered it, and at each of them at another moment. A worker applies a step when its exchange has completed.
+//! Where nobody is left who has the state, all go back to the newest checkpoint; where there is none, the job ends.
 //!
 //! Checked: a worker's state is made of every step once and in order; a generation never applies a step beyond the one at
-//! which its successor began; nobody acts for a generation that it has left; the job ends, well if enough workers are left.
+//! which its successor began, and nothing once its successor had to go back; nobody acts for a generation that it has left;
+//! the job ends, well if enough workers are left.
 //! Ranks also save their state, on a disk whose power may fail: what is on it is checked in [`super::saves`].
 
 use super::job::Random;
@@ -78,6 +80,8 @@ struct Worker {
     keepers: usize,
     /// Others have taken over what it held.
     relieved: bool,
+    /// It goes back to the newest checkpoint.
+    state_lost: bool,
     in_call: bool,
     progress: u64,
     yields: bool,
@@ -122,6 +126,9 @@ struct Simulation {
     harms: usize,
     /// Workers whose part of the state others took over.
     relieved: u64,
+    /// The state that was saved last, and the generations that went back to it.
+    saved: Option<History>,
+    went_back: BTreeSet<u32>,
     saves: Saves,
 }
 
@@ -129,6 +136,9 @@ struct Simulation {
 const SYNC: u64 = 0;
 /// The call after that of a group that only hands the state over.
 const HANDED_OVER: u64 = u64::MAX;
+
+/// Why a job ends of which nobody has the state.
+const NOTHING_SAVED: &str = "there is no checkpoint to go back to";
 
 /// The call after a step, in which ranks say what they want.
 fn is_agreement(sequence: u64) -> bool {
@@ -172,6 +182,8 @@ impl Simulation {
             resumed: 0,
             harms: 0,
             relieved: 0,
+            saved: None,
+            went_back: BTreeSet::new(),
             saves: Saves::new(seed),
         };
         for number in 0..workers {
@@ -185,6 +197,11 @@ impl Simulation {
         for _ in 0..this.random.below(3) {
             let ms = this.random.below(8000);
             this.at(ms, Event::Join);
+        }
+        if seed % 8 == 5 {
+            // All that were started, at once.
+            let ms = 2000 + this.random.below(6000);
+            (0..workers).for_each(|victim| this.at(ms, Event::Harm(Harm::Crash, victim)));
         }
         let ms = this.saves.power_fails_ms();
         this.at(ms, Event::PowerFailure);
@@ -429,6 +446,11 @@ impl Simulation {
                 worker.announced = envelope.generation;
                 (worker.rank, worker.world, worker.roster) = (assignment.rank, assignment.world, 0);
                 worker.keepers = assignment.keepers;
+                worker.state_lost = assignment.state_lost;
+                if assignment.state_lost {
+                    // What a spare holds yet is of a time before.
+                    (worker.history, worker.relieved) = (None, false);
+                }
             }
             ControlMessage::Roster { rank, .. } if worker.world > 0 => {
                 assert_eq!(rank, worker.roster);
@@ -503,7 +525,19 @@ impl Simulation {
         let worker = &mut self.workers[process];
         (worker.in_call, worker.progress) = (false, worker.progress + 1);
         if sequence == SYNC {
-            let history = call.newest.unwrap_or_default();
+            let worker = &self.workers[process];
+            let history = match (worker.state_lost, self.saved.clone()) {
+                (false, _) => call.newest.unwrap_or_default(),
+                (true, Some(saved)) => saved,
+                (true, None) => {
+                    let text = NOTHING_SAVED.into();
+                    return self.send(process, generation, ControlMessage::Fail { text, culprit: None });
+                }
+            };
+            if worker.state_lost {
+                self.went_back.insert(generation);
+            }
+            let worker = &mut self.workers[process];
             let step = history.len() as u64;
             worker.history = Some(history);
             if worker.keepers > 0 {
@@ -525,7 +559,11 @@ impl Simulation {
         let step = self.workers[process].history.as_ref().map_or(0, Vec::len) as u64;
         if is_agreement(sequence) && self.workers[process].rank == 0 && saves::is_due(step) {
             let later = self.began.range(generation + 1..).map(|(_, began)| *began);
+            let commits = self.saves.commits;
             self.saves.commit(generation, step, later);
+            if self.saves.commits > commits {
+                self.saved = self.workers[process].history.clone();
+            }
         }
         if is_agreement(sequence) && call.yields {
             return self.send(process, generation, ControlMessage::Yielded);
@@ -545,13 +583,16 @@ impl Simulation {
         history.push(generation);
         let furthest = self.applied.entry(generation).or_insert(step);
         *furthest = (*furthest).max(step);
+        let back = self.went_back.range(generation + 1..).next();
+        assert_eq!(back, None, "generation {generation} applies step {step} after a later one went back");
         for (later, began) in self.began.range(generation + 1..) {
             assert!(step <= *began, "generation {generation} applies step {step}, but {later} began at {began}");
         }
     }
 }
 
-fn check(seed: u64) -> (usize, u64, u64, bool, Saves) {
+/// How many harms were done, generations went on, workers handed over and generations went back; whether the job ended well.
+fn check(seed: u64) -> (usize, [u64; 3], bool, Saves) {
     let mut simulation = Simulation::new(seed);
     let verdict = simulation.run();
     simulation.saves.check();
@@ -561,7 +602,8 @@ fn check(seed: u64) -> (usize, u64, u64, bool, Saves) {
         simulation.config, simulation.steps, simulation.delay_max_ms, simulation.harms
     );
     for (generation, furthest) in &simulation.applied {
-        for (_, began) in simulation.began.range(generation + 1..) {
+        let end = simulation.went_back.range(generation + 1..).next().copied().unwrap_or(u32::MAX);
+        for (_, began) in simulation.began.range(generation + 1..end) {
             assert!(furthest <= began, "two groups went on from generation {generation}, {about}");
         }
     }
@@ -572,29 +614,31 @@ fn check(seed: u64) -> (usize, u64, u64, bool, Saves) {
     } else {
         let text = verdict.text().unwrap_or_default();
         // Where nobody sees their processes, workers leave a coordinator that does not run.
-        let expected = ["that share its", "has the state of the job", "left in the meantime"]
-            .iter()
-            .any(|part| text.contains(part));
+        let expected =
+            ["the job needs at least", NOTHING_SAVED, "left in the meantime"].iter().any(|part| text.contains(part));
         assert!(expected && simulation.harms > 0, "ended for another reason, {about}");
     }
     assert!(done || simulation.harms > 0, "failed without harm, {about}");
     for worker in simulation.workers.iter().filter(|worker| worker.finished && done) {
         assert_eq!(worker.history.as_ref().map_or(0, Vec::len) as u64, simulation.steps, "{about}");
     }
-    (simulation.harms, simulation.resumed, simulation.relieved, done, simulation.saves)
+    let went_back = simulation.went_back.len() as u64;
+    (simulation.harms, [simulation.resumed, simulation.relieved, went_back], done, simulation.saves)
 }
 
 #[test]
 fn thousands_of_elastic_jobs() {
-    let (mut totals, mut saved) = ((0, 0, 0, 0), (0, 0));
+    let (mut totals, mut counts, mut saved) = ((0, 0), [0; 3], (0, 0));
     for seed in 0..SEEDS {
-        let (harms, resumed, relieved, done, saves) = check(seed);
-        totals = (totals.0 + harms, totals.1 + resumed, totals.2 + relieved, totals.3 + u64::from(done));
+        let (harms, of_job, done, saves) = check(seed);
+        totals = (totals.0 + harms, totals.1 + u64::from(done));
+        counts.iter_mut().zip(of_job).for_each(|(total, count)| *total += count);
         saved = (saved.0 + saves.commits, saved.1 + saves.failures);
     }
-    let (harms, resumed, relieved, done) = totals;
+    let ((harms, done), [resumed, relieved, went_back]) = (totals, counts);
     // The jobs are harmed, and most survive.
-    assert!(harms > 2000 && resumed > SEEDS + 1000 && relieved > 100 && done * 10 > SEEDS * 6, "{totals:?}");
+    assert!(harms > 2000 && resumed > SEEDS + 1000 && done * 10 > SEEDS * 6, "{totals:?} {counts:?}");
+    assert!(relieved > 100 && went_back > 20, "{counts:?}");
     let (commits, failures) = saved;
     assert!(commits > 2 * SEEDS && failures > SEEDS + 1000, "{saved:?}");
 }
