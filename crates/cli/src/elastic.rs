@@ -316,7 +316,10 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
         }
     });
     // A signal is for this worker, and not for the job.
-    let worker = worker(&job, &train, &member, Interrupt::default(), out);
+    let interrupt = Interrupt::default();
+    let asked = interrupt.clone();
+    member.on_interrupt(move || asked.request());
+    let worker = worker(&job, &train, &member, interrupt, out);
     ElasticWorker { told: Some(told), ..worker }.serve(member)
 }
 

@@ -247,6 +247,11 @@ impl Member {
         LeaveSender(Arc::clone(&self.monitor.state))
     }
 
+    /// Called if the job is asked to end and no signal says so to this process, which its launcher did not start.
+    pub fn on_interrupt(&self, ask: impl Fn() + Send + Sync + 'static) {
+        *lock(&self.monitor.state.on_interrupt) = Some(Box::new(ask));
+    }
+
     /// Called if the job is over for this process, and nobody else ends it, just before it ends itself.
     pub fn on_end(&self, say: impl Fn(&Fault) + Send + Sync + 'static) {
         *lock(&self.monitor.state.on_end) = Some(Box::new(say));

@@ -139,6 +139,8 @@ pub enum ControlMessage {
     Resumed {
         step: u64,
     },
+    /// The job is asked to end, and this rank is the one that is told: no signal of the launcher's reaches it.
+    Interrupt,
     /// A spare was lost while the generation went on.
     Lost {
         text: String,
@@ -249,6 +251,7 @@ impl ControlMessage {
             ControlMessage::Yielded => 17,
             ControlMessage::Resumed { .. } => 18,
             ControlMessage::Lost { .. } => 19,
+            ControlMessage::Interrupt => 20,
         }
     }
 
@@ -294,6 +297,7 @@ impl ControlMessage {
             ControlMessage::Assign(assignment) => assignment.write(out),
             ControlMessage::Resumed { step } => out.u64(*step),
             ControlMessage::Finish
+            | ControlMessage::Interrupt
             | ControlMessage::Release
             | ControlMessage::Regroup
             | ControlMessage::Yield
@@ -348,6 +352,7 @@ impl ControlMessage {
             17 => ControlMessage::Yielded,
             18 => ControlMessage::Resumed { step: body.u64()? },
             19 => ControlMessage::Lost { text: body.text()? },
+            20 => ControlMessage::Interrupt,
             _ => return None,
         })
     }
@@ -448,6 +453,7 @@ mod tests {
             ControlMessage::Yielded,
             ControlMessage::Resumed { step: 9 },
             ControlMessage::Lost { text: "worker 3".into() },
+            ControlMessage::Interrupt,
         ]
     }
 

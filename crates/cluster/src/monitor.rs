@@ -35,6 +35,8 @@ pub(crate) struct MonitorState {
     pub in_rank_0: bool,
     /// Says that the coordinator is lost, where that is for a rank to say.
     pub reporter: Mutex<Option<LossReporter>>,
+    /// Called when the job is asked to end and this rank is to tell the others.
+    pub on_interrupt: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     /// Told before this process ends itself.
     pub on_end: Mutex<Option<OnEnd>>,
     closing: AtomicBool,
@@ -85,6 +87,7 @@ impl MonitorState {
             supervised: true,
             in_rank_0: false,
             reporter: Mutex::default(),
+            on_interrupt: Mutex::default(),
             on_end: Mutex::default(),
             closing: AtomicBool::new(false),
         }
@@ -273,6 +276,7 @@ impl MonitorState {
                 inbox.blobs.clear();
             }
             ControlMessage::Roster { rank, peer } if rank == inbox.next.roster.len() => inbox.next.roster.push(peer),
+            ControlMessage::Interrupt => lock(&self.on_interrupt).iter().for_each(|ask| ask()),
             ControlMessage::Lost { text } => inbox.next.lost.push(text),
             ControlMessage::Yield => self.watch().ask_to_yield(),
             ControlMessage::Blob { round, bytes, .. } => inbox.blobs.push((round, bytes)),

@@ -90,11 +90,18 @@ impl Elastic {
         if members.iter().any(|worker| self.workers[worker].asked) {
             return;
         }
-        let listens = |worker: &usize| self.workers[worker].launched && self.workers[worker].position.is_some();
-        let listening: Vec<usize> = members.iter().copied().filter(listens).collect();
-        for worker in if listening.is_empty() { members.clone() } else { listening } {
-            self.workers.get_mut(&worker).into_iter().for_each(|state| state.asked = true);
-            actions.push(CoordinatorAction::Signal { rank: worker, signal });
+        let has_state = |worker: &&usize| self.workers[*worker].position.is_some();
+        let chosen: Vec<usize> = match members.iter().find(has_state) {
+            Some(_) => members.iter().filter(has_state).copied().collect(),
+            None => members.clone(),
+        };
+        for worker in chosen {
+            let Some(state) = self.workers.get_mut(&worker) else { continue };
+            state.asked = true;
+            match state.link.filter(|_| !state.launched) {
+                Some(link) => self.send(link, ControlMessage::Interrupt, actions),
+                None => actions.push(CoordinatorAction::Signal { rank: worker, signal }),
+            }
         }
     }
 

@@ -196,6 +196,21 @@ fn an_interrupted_job_goes_on_without_who_is_lost_until_it_has_ended() {
     }
 }
 
+/// No signal of the launcher's reaches a worker that joined.
+#[test]
+fn a_joined_worker_is_told_that_the_job_is_to_end() {
+    let mut job = Job::formed(ElasticConfig { min: 1, ..CONFIG });
+    job.hello(50, ANY_RANK, "1");
+    job.say(0, 0, ControlMessage::Yielded);
+    for rank in 0..4 {
+        job.step(CoordinatorEvent::Exited { rank, exit: KILLED });
+    }
+    let actions = job.say(50, 1, ControlMessage::Ready { position: Some(9) });
+    assert_eq!(assigned(&actions), [(50, 0, 1)]);
+    let actions = job.step(CoordinatorEvent::Interrupt { signal: 2 });
+    assert_eq!(told(&actions, &ControlMessage::Interrupt), [50], "{actions:?}");
+}
+
 /// All results are there: whoever is stopped at its end is ended, and costs the job nothing.
 #[test]
 fn a_worker_that_is_stopped_at_its_end_is_not_waited_for() {
