@@ -3,6 +3,7 @@
 use crate::args::{Join, Train};
 use crate::cores;
 use crate::fail::Failure;
+use crate::output::print_error;
 use crate::progress::Progress;
 use crate::train::{self, Prepared};
 use crate::workers::RemoteView;
@@ -11,16 +12,22 @@ use kolo_cluster::join::{self, Invited};
 use kolo_cluster::{Member, RankInfo};
 use kolo_comm::{Communicator, Fault};
 use kolo_parallel::strategy::{Home, Part, Strategy};
-use kolo_train::interrupt::Interrupt;
+use kolo_train::checkpoint::CheckpointDir;
+use kolo_train::interrupt::{Interrupt, RunPhase};
 use kolo_train::record::OutDir;
 use kolo_train::session::{Elastic, GenerationStart, RunOptions, WorkerGroup};
 use kolo_train::{Job, Trainer};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// The file of a running elastic job in its `--out` directory.
 const INVITATION: &str = "join";
+/// How often a worker that joined looks whether it is asked to leave.
+const SIGNAL_PAUSE: Duration = Duration::from_millis(20);
+/// What a shell says of a command that Ctrl-C ended.
+const EXIT_INTERRUPTED: i32 = 130;
 
 /// Refuses what an elastic job cannot be combined with; what the launcher must know of one.
 pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<ElasticOptions>, Failure> {
@@ -44,11 +51,16 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
     let grains = job.grains;
     let restarts = args.restarts;
     let config = ElasticConfig { workers, min: 1, grains, restarts, ..ElasticConfig::default() };
-    let most = config.ranks(workers);
     let min = args.min.unwrap_or(1);
-    if min == 0 || min > most {
-        let message = format!("--min {min}, but {workers} workers that share {grains} grains form a group of {most}");
-        return Err(Failure::usage(message, &format!("use a number from 1 to {most}")));
+    let sizes: Vec<usize> = (1..=workers).filter(|ranks| config.ranks(*ranks) == *ranks).collect();
+    if !sizes.contains(&min) {
+        let message = match min {
+            0 => "--min 0: a job needs at least one worker".into(),
+            _ if min > workers => format!("--min {min}, but there are {workers} workers (-n or --hosts)"),
+            _ => format!("--min {min}, but {min} workers cannot share {grains} grains (`data.grains`) evenly"),
+        };
+        let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+        return Err(Failure::usage(message, &format!("use one of {}", sizes.join(", "))));
     }
     let sharded = job.parallel.is_sharded(workers);
     Ok(Some(ElasticOptions { min, grains, restarts, sharded, invitation: None }))
@@ -95,6 +107,8 @@ struct ElasticWorker<'a> {
     out: Option<OutDir>,
     interrupt: Interrupt,
     elastic: Arc<Elastic>,
+    /// Of a worker that was not started by the job's launcher: whether it has said why its part is over.
+    told: Option<Arc<AtomicBool>>,
 }
 
 /// This process is one of several workers of an elastic job.
@@ -105,48 +119,72 @@ pub fn work(
     interrupt: Interrupt,
     out: Option<OutDir>,
 ) -> Result<(), Failure> {
+    worker(job, args, &member, interrupt, out).serve(member)
+}
+
+fn worker<'a>(
+    job: &'a Arc<Job>,
+    args: &'a Train,
+    member: &Member,
+    interrupt: Interrupt,
+    out: Option<OutDir>,
+) -> ElasticWorker<'a> {
     let sender = member.resume_sender();
     let elastic = Elastic::new(Box::new(move |step| sender.resumed(step as u64)));
-    ElasticWorker { job, args, out, interrupt, elastic }.serve(member)
+    ElasticWorker { job, args, out, interrupt, elastic, told: None }
 }
 
 impl ElasticWorker<'_> {
     fn serve(&self, mut member: Member) -> Result<(), Failure> {
-        let mut start = GenerationStart { generation: member.generation, ..GenerationStart::default() };
-        let mut keepers = 0;
+        let mut since = Instant::now();
         // A spare that was never needed has no place.
         while member.world > 0 {
-            let since = start.since;
-            self.elastic.enter(start);
+            let place = member.place();
+            let keepers = place.keepers;
+            self.elastic.enter(GenerationStart {
+                generation: member.generation,
+                lost: place.lost.lines().map(String::from).collect(),
+                resumed: place.resumed,
+                state_lost: place.state_lost,
+                since,
+                agreement_ms: place.since_ms,
+            });
             let part = if keepers > 0 { self.hand_over(&mut member, keepers) } else { self.take_part(&mut member) };
-            let since = match part {
+            match part {
                 Over::Done => {
                     kolo_cluster::slurm::tell_done();
                     return Ok(());
                 }
                 Over::Regroup(fault) => {
                     // Handing the state over is part of a recovery that began before.
-                    let since = if keepers > 0 { since } else { Instant::now() };
+                    if keepers == 0 {
+                        since = Instant::now();
+                    }
                     member.leave(&fault);
-                    since
                 }
                 Over::Failed(failure) => {
                     if failure.told_by_culprit() {
                         member.await_end();
                     }
                     // Where the job was ended from outside, whoever did it has said why.
-                    if member.watch.check().is_ok() {
-                        member.fail(failure.message(), failure.culprit());
+                    if let Err(fault) = member.watch.check() {
+                        return Err(self.parted(fault));
                     }
+                    member.fail(failure.message(), failure.culprit());
                     return Err(Failure::reported());
                 }
-            };
-            let place = member.regroup(self.elastic.position()).map_err(|_| Failure::reported())?.unwrap_or_default();
-            let lost = place.lost.lines().map(String::from).collect();
-            keepers = place.keepers;
-            start = GenerationStart { generation: member.generation, lost, since, agreement_ms: place.since_ms };
+            }
+            member.regroup(self.elastic.position()).map_err(|fault| self.parted(fault))?;
         }
         Ok(())
+    }
+
+    /// The job is over for this worker. Those of the launcher need not say so: it does.
+    fn parted(&self, fault: Fault) -> Failure {
+        match &self.told {
+            Some(told) if !told.swap(true, Ordering::Relaxed) => parted(fault),
+            _ => Failure::reported(),
+        }
     }
 
     fn take_part(&self, member: &mut Member) -> Over {
@@ -191,14 +229,19 @@ impl ElasticWorker<'_> {
         let mut view = RemoteView::new(member.events(), Progress::plain(quiet));
         let group = WorkerGroup::Workers(world);
         let checkpoints = self.out.as_ref().map(|out| train::checkpoint_dir(job, args, out)).transpose();
+        // Whatever is saved when a later generation forms is of this very run: if all were lost before anybody heard of a step,
+        // it is better than the start.
+        let resume = args.resume || member.generation > 0;
+        let checkpoints = checkpoints.map(|dir| dir.map(|dir| CheckpointDir { resume, ..dir }));
         let options = RunOptions {
             out: self.out.clone(),
             checkpoints: checkpoints.map_err(Ended::Failure)?,
             elastic: Some(Arc::clone(&self.elastic)),
             ..train::run_options(threads, self.interrupt.clone(), group)
         };
-        let (mut trainer, report) = kolo_train::run(Arc::clone(job), &options, &mut view)?;
+        let (mut trainer, mut report) = kolo_train::run(Arc::clone(job), &options, &mut view)?;
         if member.rank == 0 {
+            report.generations.last_mut().into_iter().for_each(|row| row.lost.extend(member.lost_spares()));
             train::conclude(args, &options, &mut trainer, report, None).map_err(Ended::Failure)?;
         }
         Ok(trainer)
@@ -259,16 +302,47 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
         .map_err(|error| Failure::job(format!("{}: {error}", invited.directory.display()), "the job runs there"))?;
     train.job.threads = args.threads.or(train.job.threads);
     let Prepared { job, .. } = train::check(kinds, &train, None)?;
-    let interrupt = train::listen(false)?;
+    let signals = train::listen(false)?;
     let rank_info = join::invited_rank();
     let introduction = train::introduction(&job, &train, &rank_info, None)?;
-    let member = invited.join(&introduction).map_err(refusal)?;
+    let member = invited.join(&introduction).map_err(parted)?;
     let out = path.parent().map(|parent| OutDir::new(parent.to_path_buf(), train.out.is_some()));
-    work(&job, &train, member, interrupt, out)
+    leave_on(signals, &member)?;
+    let told = Arc::new(AtomicBool::new(false));
+    let ours = Arc::clone(&told);
+    member.on_end(move |fault| {
+        if !ours.swap(true, Ordering::Relaxed) {
+            parted(fault.clone()).report();
+        }
+    });
+    // A signal is for this worker, and not for the job.
+    let interrupt = Interrupt::default();
+    let asked = interrupt.clone();
+    member.on_interrupt(move || asked.request());
+    let worker = worker(&job, &train, &member, interrupt, out);
+    ElasticWorker { told: Some(told), ..worker }.serve(member)
 }
 
-/// The job's own words are the reason.
-fn refusal(fault: Fault) -> Failure {
+/// Takes this worker out of the job once a signal asks it to end: the others go on.
+fn leave_on(signals: Interrupt, member: &Member) -> Result<(), Failure> {
+    let sender = member.leave_sender();
+    // From here on there is somebody to tell.
+    signals.enter(RunPhase::Training);
+    let wait = move || {
+        while !signals.requested() {
+            std::thread::sleep(SIGNAL_PAUSE);
+        }
+        sender.leave("it was asked to leave by a signal, such as that of Ctrl-C");
+        print_error("this worker has left the job, which goes on without it");
+        std::process::exit(EXIT_INTERRUPTED);
+    };
+    let started = std::thread::Builder::new().spawn(wait);
+    started.map_err(|error| Fault::thread("starting a thread for signals", &error))?;
+    Ok(())
+}
+
+/// Why the job is over for a worker that joined it: the job's own words, if it has any.
+fn parted(fault: Fault) -> Failure {
     match fault {
         Fault::Aborted(text) => Failure::ended(text, 1, None),
         fault => fault.into(),

@@ -65,7 +65,7 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
             }
             work(&job, args, &rank_info, roles, out.clone())
         }
-        None if workers::are_started(&args.job.workers, world) => {
+        None if workers::are_supervised(args, world) => {
             introduce_all(&job, args, world, roles);
             let view = Progress::new(job.total_steps, args.quiet);
             let servers = roles.map_or(0, |roles| roles.servers);
@@ -185,7 +185,7 @@ fn is_pipe(path: &Path) -> bool {
 pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepared, Failure> {
     let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
     // Where workers are started elsewhere, this process is one more.
-    let processes = started + usize::from(found.is_none() && workers::are_started(&args.job.workers, started));
+    let processes = started + usize::from(found.is_none() && workers::are_supervised(args, started));
     load::refuse_shared_pipe(&load::settings(&args.job)?, processes)?;
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
     // Of an elastic job's workers, as many share the grains as can.

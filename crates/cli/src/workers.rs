@@ -1,6 +1,6 @@
 //! Several workers: whether this process starts them or is one of them, and how they reach each other.
 
-use crate::args::{JobArgs, Workers};
+use crate::args::{JobArgs, Train, Workers};
 use crate::cores;
 use crate::fail::Failure;
 use crate::output;
@@ -235,6 +235,11 @@ pub fn asked_by_host(workers: &Workers) -> Result<Vec<usize>, Failure> {
 /// Whether workers must be started for this many: one worker is this process itself, unless another host is named.
 pub fn are_started(workers: &Workers, count: usize) -> bool {
     count > 1 || workers.hosts.is_some()
+}
+
+/// The same of a job that may be elastic: even of one worker, somebody starts it again, and takes in those who join.
+pub fn are_supervised(args: &Train, count: usize) -> bool {
+    args.elastic || are_started(&args.job.workers, count)
 }
 
 fn wrong_list(fault: Fault) -> Failure {

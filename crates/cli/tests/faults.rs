@@ -75,7 +75,13 @@ const TESTS: &[(&str, fn())] = &[
     ("an_elastic_worker_is_replaced", elastic::an_elastic_worker_is_replaced),
     ("too_few_elastic_workers", elastic::too_few_elastic_workers),
     ("what_an_elastic_job_refuses", elastic::what_an_elastic_job_refuses),
+    ("what_an_elastic_job_cannot_need", elastic::what_an_elastic_job_cannot_need),
     ("a_worker_and_its_buddy_are_lost", elastic::a_worker_and_its_buddy_are_lost),
+    ("all_elastic_workers_are_lost", elastic::all_elastic_workers_are_lost),
+    ("an_interrupted_elastic_job_loses_a_worker", elastic::an_interrupted_elastic_job_loses_a_worker),
+    ("one_elastic_worker", elastic::one_elastic_worker),
+    ("a_joined_worker_leaves", elastic::a_joined_worker_leaves),
+    ("what_cannot_be_joined", elastic::what_cannot_be_joined),
 ];
 
 /// Numbers from a seed, which a failure shows.

@@ -94,7 +94,7 @@ pub enum Notice {
     Event { rank: usize, bytes: Vec<u8> },
     /// A rank fell behind.
     Slow(Lag),
-    /// Workers of an elastic job were lost; `text` says who and why.
+    /// Workers of an elastic job were lost, or its state with all who had it; `text` says who and why.
     Lost { text: String, generation: u32 },
     /// An elastic job goes on.
     Resumed(Resumed),

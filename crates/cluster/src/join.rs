@@ -426,16 +426,30 @@ impl Invited {
             error: "there is no such file\n  hint: it is in the --out directory of an elastic job while that runs"
                 .into(),
         };
-        let bytes = read_private(path)?.ok_or_else(absent)?;
-        let (address, credentials) = decode_credentials(&bytes, &from)?;
-        let unreadable = || Fault::Rejected { from: from.clone(), why: "it holds no command".into() };
-        let first = Envelope::decode(&bytes)?.map_or(0, |(_, length)| length);
-        let second = Envelope::decode(&bytes[first..])?.map(|(envelope, _)| envelope.message);
-        let Some(ControlMessage::Event(words)) = second else { return Err(unreadable()) };
-        let words = String::from_utf8(words).map_err(|_| unreadable())?;
+        let other = |why: &str| Fault::System {
+            what: format!("{from} is not the invitation of an elastic job"),
+            error: format!(
+                "{why}\n  hint: give the --out directory of a running elastic job, or the file `join` in it"
+            ),
+        };
+        let bytes = read_private(path).map_err(|fault| match fault {
+            Fault::Rejected { why, .. } => other(&why),
+            fault => fault,
+        })?;
+        let bytes = bytes.ok_or_else(absent)?;
+        let unreadable = || other("it is damaged, or another kind of file");
+        Self::decode(&bytes).ok_or_else(unreadable)
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (first, length) = Envelope::decode(bytes).ok()??;
+        let (address, credentials) = redirected(&first)?;
+        let (second, _) = Envelope::decode(&bytes[length..]).ok()??;
+        let ControlMessage::Event(words) = second.message else { return None };
+        let words = String::from_utf8(words).ok()?;
         let mut words = words.split('\0').map(String::from);
-        let directory = words.next().map(PathBuf::from).ok_or_else(unreadable)?;
-        Ok(Self { address, credentials, directory, command: words.collect() })
+        let directory = words.next().map(PathBuf::from)?;
+        Some(Self { address, credentials, directory, command: words.collect() })
     }
 
     /// Joins the job, and waits until it takes this worker in.

@@ -1,6 +1,7 @@
 //! The listener on which members of a job connect to the coordinator. A connection gets no answer, and at most a fixed number
 //! of its bytes is read, before the handshake has proved that it holds the job's key.
 
+use crate::message::ANY_RANK;
 use kolo_comm::auth::{HELLO_BYTES, Identity, Initiator, JobKey, LinkRole, LinkSession, PROOF_BYTES, Responder};
 use kolo_comm::{Fault, fault::rank_name};
 use std::io::{ErrorKind, Read, Write};
@@ -142,7 +143,10 @@ pub(crate) fn connect(
         };
         if Instant::now() + RETRY > deadline {
             return Err(Fault::System {
-                what: format!("{}: reaching the coordinator at {address}", rank_name(rank, &crate::host_name())),
+                what: match rank {
+                    ANY_RANK => format!("reaching the coordinator of the job at {address}"),
+                    rank => format!("{}: reaching the coordinator at {address}", rank_name(rank, &crate::host_name())),
+                },
                 error: format!(
                     "{error}\n  hint: the coordinator has ended or is stopped, this host cannot reach its address (--interface), or a firewall blocks it"
                 ),

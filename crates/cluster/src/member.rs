@@ -15,6 +15,7 @@ use crate::message::{Assignment, ControlMessage, EVENT_BYTES_MAX, Envelope, Hell
 use crate::monitor::{Monitor, MonitorState};
 use crate::rendezvous::JOIN_HEARTBEATS;
 use crate::timeout::{HeartbeatTimeout, SuspensionDetector};
+use kolo_base::lock;
 use kolo_comm::host::EnvLookup;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
@@ -58,6 +59,8 @@ pub struct Member {
     monitor: Monitor,
     /// Dropped after the monitor: the coordinator outlives this rank's own link.
     coordinator_thread: Option<CoordinatorThread>,
+    /// In its generation, if the job is elastic.
+    place: Assignment,
 }
 
 /// What a member must know of its job.
@@ -168,6 +171,7 @@ impl Member {
             round: 0,
             monitor,
             coordinator_thread,
+            place: Assignment::default(),
         })
     }
 
@@ -198,22 +202,29 @@ impl Member {
             round: 0,
             monitor,
             coordinator_thread,
+            place: Assignment::default(),
         };
         member.regroup(None)?;
         Ok(member)
     }
 
-    /// Leaves the generation that is over and waits for a place in the next one, with a state that has come so far. `None`
-    /// if the job is done without this worker; then `world` is 0.
-    pub fn regroup(&mut self, position: Option<u64>) -> Result<Option<Assignment>, Fault> {
+    /// Leaves the generation that is over and waits for a place in the next one, with a state that has come so far. If the
+    /// job is done without this worker, `world` is 0.
+    pub fn regroup(&mut self, position: Option<u64>) -> Result<(), Fault> {
         let formed = self.monitor.state.await_generation(self.generation, position, self.heartbeat)?;
         let Some((generation, assignment, roster, watch)) = formed else {
             self.world = 0;
-            return Ok(None);
+            return Ok(());
         };
         (self.rank, self.world) = (assignment.rank, assignment.world);
         (self.generation, self.roster, self.watch, self.round) = (generation, roster, watch, 0);
-        Ok(Some(assignment))
+        self.place = assignment;
+        Ok(())
+    }
+
+    /// What it was told with its place in the generation of an elastic job.
+    pub fn place(&self) -> &Assignment {
+        &self.place
     }
 
     /// Says why this rank cannot go on with its generation: another rank is lost, or all agreed to regroup.
@@ -229,6 +240,26 @@ impl Member {
     /// Somebody who tells the coordinator when this rank goes on.
     pub fn resume_sender(&self) -> ResumeSender {
         ResumeSender(Arc::clone(&self.monitor.state))
+    }
+
+    /// Somebody who can take this worker out of the job.
+    pub fn leave_sender(&self) -> LeaveSender {
+        LeaveSender(Arc::clone(&self.monitor.state))
+    }
+
+    /// Called if the job is asked to end and no signal says so to this process, which its launcher did not start.
+    pub fn on_interrupt(&self, ask: impl Fn() + Send + Sync + 'static) {
+        *lock(&self.monitor.state.on_interrupt) = Some(Box::new(ask));
+    }
+
+    /// Called if the job is over for this process, and nobody else ends it, just before it ends itself.
+    pub fn on_end(&self, say: impl Fn(&Fault) + Send + Sync + 'static) {
+        *lock(&self.monitor.state.on_end) = Some(Box::new(say));
+    }
+
+    /// Spares that were lost since this generation formed, in words.
+    pub fn lost_spares(&self) -> Vec<String> {
+        self.monitor.state.lost_spares()
     }
 
     /// As [`Member::finish`], for a job that may still regroup: then it is [`Fault::Regroup`].
@@ -281,6 +312,17 @@ impl Member {
     }
 }
 
+/// Takes a worker out of an elastic job, which goes on without it.
+#[derive(Clone, Debug)]
+pub struct LeaveSender(Arc<MonitorState>);
+
+impl LeaveSender {
+    /// It leaves, for this reason.
+    pub fn leave(&self, why: &str) {
+        self.0.send_and_flush(ControlMessage::GiveUp { text: why.into(), shown: false });
+    }
+}
+
 /// Tells the coordinator of an elastic job when the first rank of a generation goes on.
 #[derive(Clone, Debug)]
 pub struct ResumeSender(Arc<MonitorState>);
@@ -319,7 +361,9 @@ impl Bootstrap for Member {
 }
 
 pub(crate) fn lost(why: &str) -> Fault {
-    let error = format!("{why}\n  hint: the job has ended; its first message says why");
+    let error = format!(
+        "{why}\n  hint: the job has ended; its first message says why, if there was time for one. Continue from its newest checkpoint with --resume"
+    );
     Fault::System { what: "the coordinator of the job was lost".into(), error }
 }
 

@@ -139,6 +139,12 @@ pub enum ControlMessage {
     Resumed {
         step: u64,
     },
+    /// The job is asked to end, and this rank is the one that is told: no signal of the launcher's reaches it.
+    Interrupt,
+    /// A spare was lost while the generation went on.
+    Lost {
+        text: String,
+    },
     /// A member has not heard of the coordinator for too long, and leaves. `shown` if it has shown this to the user.
     GiveUp {
         text: String,
@@ -152,12 +158,16 @@ pub struct Assignment {
     pub rank: usize,
     /// Ranks of the new generation; 0 for a worker that has no place in it and waits as a spare.
     pub world: usize,
-    /// Who was lost since the generation before, one in a line.
+    /// Who was lost since the last generation that went on, one in a line.
     pub lost: String,
+    /// The last generation that is known to have gone on.
+    pub resumed: u32,
     /// Milliseconds since the coordinator found out.
     pub since_ms: u64,
     /// If not 0, the group only hands the state over to so many of its first ranks, and then regroups.
     pub keepers: usize,
+    /// Nobody who is left has the state of the job, and steps were made: all go back to the newest checkpoint.
+    pub state_lost: bool,
 }
 
 /// The rank of a worker that joins a running job, which it gets there.
@@ -212,6 +222,8 @@ impl Assignment {
         out.u32(self.world as u32);
         out.u32(self.keepers as u32);
         out.u64(self.since_ms);
+        out.u32(self.resumed);
+        out.0.push(u8::from(self.state_lost));
         out.text(&self.lost);
     }
 }
@@ -238,6 +250,8 @@ impl ControlMessage {
             ControlMessage::Yield => 16,
             ControlMessage::Yielded => 17,
             ControlMessage::Resumed { .. } => 18,
+            ControlMessage::Lost { .. } => 19,
+            ControlMessage::Interrupt => 20,
         }
     }
 
@@ -270,7 +284,7 @@ impl ControlMessage {
                 out.u32(culprit.map_or(u32::MAX, |rank| rank as u32));
                 out.text(text);
             }
-            ControlMessage::Abort { text } => out.text(text),
+            ControlMessage::Abort { text } | ControlMessage::Lost { text } => out.text(text),
             ControlMessage::GiveUp { text, shown } => {
                 out.0.push(u8::from(*shown));
                 out.text(text);
@@ -283,6 +297,7 @@ impl ControlMessage {
             ControlMessage::Assign(assignment) => assignment.write(out),
             ControlMessage::Resumed { step } => out.u64(*step),
             ControlMessage::Finish
+            | ControlMessage::Interrupt
             | ControlMessage::Release
             | ControlMessage::Regroup
             | ControlMessage::Yield
@@ -329,11 +344,15 @@ impl ControlMessage {
             }
             15 => {
                 let (rank, world, keepers, since_ms) = (body.rank()?, body.rank()?, body.rank()?, body.u64()?);
-                ControlMessage::Assign(Assignment { rank, world, lost: body.text()?, since_ms, keepers })
+                let (resumed, state_lost) = (body.u32()?, body.u8()? != 0);
+                let lost = body.text()?;
+                ControlMessage::Assign(Assignment { rank, world, lost, resumed, since_ms, keepers, state_lost })
             }
             16 => ControlMessage::Yield,
             17 => ControlMessage::Yielded,
             18 => ControlMessage::Resumed { step: body.u64()? },
+            19 => ControlMessage::Lost { text: body.text()? },
+            20 => ControlMessage::Interrupt,
             _ => return None,
         })
     }
@@ -421,10 +440,20 @@ mod tests {
             ControlMessage::Regroup,
             ControlMessage::Ready { position: Some(7) },
             ControlMessage::Ready { position: None },
-            ControlMessage::Assign(Assignment { rank: 1, world: 2, lost: "rank 3".into(), since_ms: 12, keepers: 1 }),
+            ControlMessage::Assign(Assignment {
+                rank: 1,
+                world: 2,
+                lost: "rank 3".into(),
+                resumed: 4,
+                since_ms: 12,
+                keepers: 1,
+                state_lost: true,
+            }),
             ControlMessage::Yield,
             ControlMessage::Yielded,
             ControlMessage::Resumed { step: 9 },
+            ControlMessage::Lost { text: "worker 3".into() },
+            ControlMessage::Interrupt,
         ]
     }
 

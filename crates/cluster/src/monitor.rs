@@ -35,6 +35,10 @@ pub(crate) struct MonitorState {
     pub in_rank_0: bool,
     /// Says that the coordinator is lost, where that is for a rank to say.
     pub reporter: Mutex<Option<LossReporter>>,
+    /// Called when the job is asked to end and this rank is to tell the others.
+    pub on_interrupt: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    /// Told before this process ends itself.
+    pub on_end: Mutex<Option<OnEnd>>,
     closing: AtomicBool,
 }
 
@@ -63,7 +67,12 @@ struct NextGeneration {
     regroup: u32,
     assignment: Option<Assignment>,
     roster: Vec<RosterEntry>,
+    /// Spares that were lost since it was formed.
+    lost: Vec<String>,
 }
+
+/// Told why the job is over for this process.
+pub(crate) type OnEnd = Box<dyn Fn(&Fault) + Send + Sync>;
 
 impl MonitorState {
     pub fn new(link: ControlLink, job: u64, generation: u32, deadlines: Deadlines, watch: Arc<Watch>) -> Self {
@@ -78,6 +87,8 @@ impl MonitorState {
             supervised: true,
             in_rank_0: false,
             reporter: Mutex::default(),
+            on_interrupt: Mutex::default(),
+            on_end: Mutex::default(),
             closing: AtomicBool::new(false),
         }
     }
@@ -171,7 +182,7 @@ impl MonitorState {
             if inbox.released {
                 return Ok(None);
             }
-            let NextGeneration { announced, regroup, assignment, roster } = &mut inbox.next;
+            let NextGeneration { announced, regroup, assignment, roster, .. } = &mut inbox.next;
             if *regroup > ready_for {
                 ready_for = *regroup;
                 self.send_of(ready_for, ControlMessage::Ready { position });
@@ -191,6 +202,11 @@ impl MonitorState {
 
     pub fn await_release(&self) -> Result<(), Fault> {
         self.wait_until(RELEASE, |inbox| inbox.released.then_some(()))
+    }
+
+    /// Spares that were lost since this rank's generation formed, in words.
+    pub fn lost_spares(&self) -> Vec<String> {
+        lock(&self.inbox).next.lost.clone()
     }
 
     /// The coordinator itself is at fault: nobody else will report it.
@@ -214,12 +230,16 @@ impl MonitorState {
         if !self.in_rank_0 {
             return lost(why);
         }
+        let why = match self.elastic {
+            true => format!("{why}; it coordinates the job, which ends with it: start the job again with --resume"),
+            false => why.into(),
+        };
         let Activity { step, call, in_call, .. } = self.watch().activity();
         let during = match call {
             Some(call) if in_call => format!("step {step}, {call}"),
             _ => format!("step {step}"),
         };
-        Fault::Lost { peer: 0, host: self.watch().host(0), during, why: why.into() }
+        Fault::Lost { peer: 0, host: self.watch().host(0), during, why }
     }
 
     /// What is of an older generation has no effect; of a newer one than is known, only what tells of it has.
@@ -252,9 +272,12 @@ impl MonitorState {
             ControlMessage::Assign(assignment) => {
                 inbox.next.announced = generation;
                 (inbox.next.assignment, inbox.next.roster) = (Some(assignment), Vec::new());
+                inbox.next.lost.clear();
                 inbox.blobs.clear();
             }
             ControlMessage::Roster { rank, peer } if rank == inbox.next.roster.len() => inbox.next.roster.push(peer),
+            ControlMessage::Interrupt => lock(&self.on_interrupt).iter().for_each(|ask| ask()),
+            ControlMessage::Lost { text } => inbox.next.lost.push(text),
             ControlMessage::Yield => self.watch().ask_to_yield(),
             ControlMessage::Blob { round, bytes, .. } => inbox.blobs.push((round, bytes)),
             ControlMessage::Release => inbox.released = true,
@@ -327,6 +350,10 @@ impl MonitorState {
     /// The job is over for this process: if nobody else sees to it that it ends, it ends itself.
     fn ended(&self, since: Instant) {
         if !self.supervised && since.elapsed() > Duration::from_millis(self.deadlines.grace_ms()) {
+            let fault = lock(&self.inbox).ended.clone();
+            if let Some((say, fault)) = lock(&self.on_end).as_ref().zip(fault) {
+                say(&fault);
+            }
             // SAFETY: ends the process at once; whatever the other threads do has no meaning any more.
             unsafe { libc::_exit(ABORTED_EXIT_CODE) };
         }

@@ -3,6 +3,7 @@
 use super::{ANY_RANK, Actions, Elastic, JobPhase, WORKERS_MAX, WorkerState, first_line};
 use super::{CoordinatorAction, CoordinatorEvent, Core, Exit, Notice, Resumed, Verdict};
 use crate::message::{ControlMessage, Envelope, Hello};
+use kolo_comm::watch::Activity;
 
 /// Positions up to this one are of the start, before any step.
 const START: u64 = 1;
@@ -51,6 +52,7 @@ impl Elastic {
             return;
         };
         let current = envelope.generation == self.generation;
+        let is_rank = self.rank(worker).is_some();
         let Some(state) = self.workers.get_mut(&worker) else { return };
         state.heard_ms = now_ms;
         match envelope.message {
@@ -62,7 +64,7 @@ impl Elastic {
                 }
             }
             ControlMessage::Yielded => {
-                if current && self.phase == JobPhase::Running && self.rank(worker).is_some() {
+                if current && self.phase == JobPhase::Running && is_rank {
                     self.gather(now_ms, actions);
                 }
             }
@@ -72,9 +74,11 @@ impl Elastic {
                 }
             }
             ControlMessage::GiveUp { text, .. } => self.lose(now_ms, worker, first_line(&text), actions),
-            message if self.rank(worker).is_some() => {
+            message if is_rank => {
                 if current {
-                    self.progressed |= matches!(&message, ControlMessage::Heartbeat(activity) if activity.step > 0);
+                    if let ControlMessage::Heartbeat(Activity { step: step @ 1.., .. }) = message {
+                        (state.step, self.step, self.progressed) = (step, self.step.max(step), true);
+                    }
                     let envelope = Envelope { message, ..envelope };
                     self.forward(now_ms, CoordinatorEvent::Message { link, envelope }, actions);
                 }
@@ -89,11 +93,17 @@ impl Elastic {
     }
 
     fn resumed(&mut self, now_ms: u64, step: u64, actions: &mut Actions) {
-        let Some(group) = &self.group else { return };
+        let Some(group) = &mut self.group else { return };
         let (workers, first) = (group.members.len(), group.members[0]);
-        // From here on a spare is left behind, and never brings its state back.
+        // Who was lost since its members were told, the next one hears of.
+        self.lost.drain(..std::mem::take(&mut group.told));
+        (self.resumed, self.step) = (self.generation, step);
         let members = group.members.clone();
-        self.workers.iter_mut().for_each(|(worker, state)| state.stale = !members.contains(worker));
+        for (worker, state) in &mut self.workers {
+            // From here on a spare is left behind, and never brings its state back.
+            state.stale = !members.contains(worker);
+            state.step = step;
+        }
         let spares = self.connected().len() - workers.min(self.connected().len());
         let took_ms = now_ms.saturating_sub(self.over_ms);
         let generation = self.generation;
@@ -114,7 +124,8 @@ impl Elastic {
         let mut state = WorkerState::new(hello.host.clone(), launched, now_ms);
         if matches!(self.phase, JobPhase::Gathering { .. }) {
             state.ready = Some(self.generation);
-        } else {
+        }
+        if self.formed {
             actions.push(CoordinatorAction::Notice(Notice::Spare { rank: worker, host: hello.label() }));
         }
         (state.link, state.hello) = (Some(link), Some(hello));
@@ -237,10 +248,9 @@ impl Elastic {
             return self.end(now_ms, Verdict { interrupted, exit_code: 128 + signal, ..self.verdict.clone() }, actions);
         }
         self.workers.values_mut().for_each(|state| state.restart_ms = None);
-        match self.phase {
-            JobPhase::Running => self.forward(now_ms, CoordinatorEvent::Interrupt { signal }, actions),
-            _ => actions.push(CoordinatorAction::Notice(Notice::Interrupted)),
-        }
+        // The generation's own coordinator is not told: it would take a loss that comes now for the end that was asked for.
+        actions.push(CoordinatorAction::Notice(Notice::Interrupted));
+        self.pass_on_interrupt(actions);
         // A spare has no step to end after: it goes when the job does.
     }
 
@@ -265,6 +275,7 @@ impl Elastic {
 
     fn tick(&mut self, now_ms: u64, actions: &mut Actions) {
         self.forward(now_ms, CoordinatorEvent::Tick, actions);
+        self.end_silent(now_ms, actions);
         if !matches!(self.phase, JobPhase::Gathering { .. } | JobPhase::Running) {
             return;
         }
@@ -278,6 +289,23 @@ impl Elastic {
         self.expel_late(now_ms, actions);
         self.restart(now_ms, actions);
         self.try_to_form(now_ms, actions);
+    }
+
+    /// The job is done and all its results are there: whoever is stopped or silent is not waited for.
+    fn end_silent(&mut self, now_ms: u64, actions: &mut Actions) {
+        let JobPhase::Released { deadline_ms } = self.phase else { return };
+        let released_ms = deadline_ms - self.config.deadlines.stall_ms();
+        let (deadlines, join_ms) = (self.config.deadlines, self.config.join_ms());
+        for (worker, state) in &mut self.workers {
+            // A closed link is that of a process that ends.
+            let watched = state.is_here() && (state.stopped_ms.is_some() || state.closed_ms.is_none());
+            // The word that it may end takes its time on the way there, and the end of its link on the way back.
+            let not_before_ms = if state.stopped_ms.is_some() { 0 } else { released_ms + 2 * deadlines.silence_ms() };
+            if watched && now_ms >= state.silent_ms(deadlines, join_ms).max(not_before_ms) {
+                state.lost_ms = Some(now_ms);
+                actions.push(CoordinatorAction::Kill { rank: *worker, link: state.link });
+            }
+        }
     }
 
     /// Who does not leave the generation before in time is lost.

@@ -122,6 +122,8 @@ struct Group {
     yields: bool,
     /// It only hands the state over.
     hands_over: bool,
+    /// Of those lost, as many as its members were told of.
+    told: usize,
 }
 
 #[derive(Debug)]
@@ -136,7 +138,10 @@ pub struct Elastic {
     formed: bool,
     /// Whether a step is known to be done, so that there is a state that can be lost: any worker can make that of the start.
     progressed: bool,
-    /// Workers lost since the last generation formed, in words.
+    /// The last generation that went on, and the last step that is known of.
+    resumed: u32,
+    step: u64,
+    /// Workers lost since a generation went on without knowing of them, in words.
     lost: Vec<String>,
     restarts: u32,
     /// When the last generation was over.
@@ -163,6 +168,8 @@ impl Elastic {
             group: None,
             formed: false,
             progressed: false,
+            resumed: 0,
+            step: 0,
             lost: Vec::new(),
             restarts: 0,
             over_ms: now_ms,
@@ -265,7 +272,7 @@ impl Elastic {
         let culprit = verdict.culprit.and_then(|rank| self.group.as_ref()?.members.get(rank).copied());
         let hearsay = verdict.reported_by.is_some();
         match (culprit, &verdict.fault) {
-            (Some(worker), Some(fault)) if verdict.interrupted.is_none() && is_loss(fault, hearsay) => {
+            (Some(worker), Some(fault)) if is_loss(fault, hearsay) => {
                 let why = match fault {
                     Fault::Lost { why, .. } => why.clone(),
                     fault => first_line(&fault.to_string()),
@@ -285,35 +292,53 @@ impl Elastic {
             return;
         }
         let rank = self.rank(worker);
-        let member = rank.and_then(|rank| Some(self.group.as_ref()?.coordinator.membership().rank_state(rank).clone()));
         let Some(state) = self.workers.get_mut(&worker).filter(|state| state.lost_ms.is_none()) else { return };
         // The link that we close now says nothing of the process behind it, even if its end is seen in this millisecond.
         (state.lost_ms, state.left) = (Some(now_ms), state.closed_ms.is_some());
         let host = state.hello.as_ref().map_or(state.host.clone(), Hello::label);
         let link = state.link;
         self.links.retain(|_, of| *of != worker);
-        if !state.is_gone() {
+        let (launched, gone) = (state.launched, state.is_gone());
+        if let Some(link) = link.filter(|_| !launched && !gone) {
+            // Nobody shows the job's words where it was started.
+            let text = format!("the job goes on without this worker: {why}");
+            self.send(link, ControlMessage::Abort { text }, actions);
+        }
+        if !gone {
             actions.push(CoordinatorAction::Kill { rank: worker, link });
         }
-        let text = match (&member, rank) {
-            (Some(member), Some(rank)) => {
-                let step = member.activity.step;
+        let Some(state) = self.workers.get_mut(&worker) else { return };
+        let text = match rank {
+            // One that has made no step here was about to make that of the others.
+            Some(rank) => {
+                let step = if state.step > 0 { state.step } else { self.step };
                 format!("{} was lost at step {step}: {why}", rank_name(rank, &host))
             }
-            _ => {
+            None => {
                 format!("worker {worker}{} was lost: {why}", if host.is_empty() { host } else { format!(" on {host}") })
             }
         };
+        // Whoever was asked to end before there was anything to save, and did so, is not lost.
+        let obeyed = self.interrupted.is_some_and(|signal| {
+            state.asked
+                && matches!(state.exit, Some(exit) if exit == Exit::Code(128 + signal) || exit == Exit::Signal(signal))
+        });
         if state.launched && self.restarts < self.config.restarts && self.interrupted.is_none() {
             let doublings = self.restarts.min(RESTART_DOUBLINGS_MAX);
             let pause_ms = RESTART_HEARTBEATS * self.config.deadlines.heartbeat_ms as f64 * f64::from(1 << doublings);
             state.restart_ms = Some(now_ms + pause_ms as u64);
             self.restarts += 1;
         }
-        self.lost.push(text.clone());
-        actions.push(CoordinatorAction::Notice(Notice::Lost { text, generation: self.generation }));
+        if !obeyed {
+            self.lost.push(text.clone());
+            actions.push(CoordinatorAction::Notice(Notice::Lost { text: text.clone(), generation: self.generation }));
+        }
         match self.phase {
-            JobPhase::Running if rank.is_some() => {
+            JobPhase::Running if rank.is_none() => {
+                let members = self.group.as_ref().map_or(Vec::new(), |group| group.members.clone());
+                self.tell(&ControlMessage::Lost { text }, |worker| members.contains(&worker), actions);
+            }
+            JobPhase::Running => {
                 let finished =
                     self.group.as_ref().is_some_and(|group| group.coordinator.membership().rank_state(0).finished);
                 // The first rank has written all results: nobody is needed any more.

@@ -59,6 +59,20 @@ fn assigned(actions: &[CoordinatorAction]) -> Vec<(usize, usize, usize)> {
     actions.iter().filter_map(look).collect()
 }
 
+fn places(actions: &[CoordinatorAction]) -> Vec<crate::message::Assignment> {
+    let look = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Send { envelope: Envelope { message: ControlMessage::Assign(place), .. }, .. } => {
+            Some(place.clone())
+        }
+        _ => None,
+    };
+    actions.iter().filter_map(look).collect()
+}
+
+fn told_end(actions: &[CoordinatorAction]) -> Option<&CoordinatorAction> {
+    actions.iter().find(|action| matches!(action, CoordinatorAction::Notice(Notice::Ending { .. })))
+}
+
 fn told(actions: &[CoordinatorAction], wanted: &ControlMessage) -> Vec<usize> {
     let look = |action: &CoordinatorAction| match action {
         CoordinatorAction::Send { link, envelope } if envelope.message == *wanted => Some(*link),
@@ -100,7 +114,133 @@ fn three_of_four_go_on_as_two_and_a_spare() {
     job.step(CoordinatorEvent::Exited { rank: 1, exit: KILLED });
     job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
     let actions = job.say(0, 2, ControlMessage::Ready { position: Some(120) });
-    assert!(text(&actions).starts_with("no remaining worker has the state of the job"), "{actions:?}");
+    assert_eq!(assigned(&actions), [(0, 0, 1)]);
+    assert!(places(&actions)[0].state_lost, "it goes back to a checkpoint: {actions:?}");
+}
+
+/// With restarts left, a job whose workers are all lost is theirs again: from the newest checkpoint.
+#[test]
+fn a_job_that_lost_all_workers_waits_for_those_that_start_again() {
+    let mut job = Job::formed(ElasticConfig { restarts: 8, ..CONFIG });
+    let activity = Activity { step: 40, progress: 1, call: None, in_call: false, waits: false };
+    job.say(0, 0, ControlMessage::Heartbeat(activity));
+    for rank in 0..4 {
+        let actions = job.step(CoordinatorEvent::Exited { rank, exit: KILLED });
+        assert!(told_end(&actions).is_none(), "{actions:?}");
+    }
+    let mut started = Vec::new();
+    for _ in 0..400 {
+        let actions = job.step(CoordinatorEvent::Tick);
+        started.extend(actions.iter().filter_map(|action| match action {
+            CoordinatorAction::Start { rank } => Some(*rank),
+            _ => None,
+        }));
+    }
+    assert_eq!(started, [0, 1, 2, 3]);
+    assert_eq!(assigned(&job.hello(10, 0, "1")), [], "two are needed");
+    let actions = job.hello(11, 1, "1");
+    assert_eq!(assigned(&actions), [(10, 0, 2), (11, 1, 2)]);
+    for place in places(&actions) {
+        assert!(place.state_lost && place.lost.lines().count() == 4, "{place:?}");
+    }
+    // Whoever is lost before all have it is added; then nobody is told of them again.
+    job.step(CoordinatorEvent::Exited { rank: 1, exit: KILLED });
+    job.hello(12, 2, "1");
+    let actions = job.say(10, 2, ControlMessage::Ready { position: None });
+    assert!(places(&actions).iter().all(|place| place.state_lost && place.lost.lines().count() == 5), "{actions:?}");
+    job.say(10, 2, ControlMessage::Resumed { step: 20 });
+    let actions = job.step(CoordinatorEvent::Exited { rank: 2, exit: KILLED });
+    assert!(text(&actions).starts_with("rank 1 on a was lost at step 20"), "the job stands there again: {actions:?}");
+    job.hello(13, 3, "1");
+    let actions = job.say(10, 3, ControlMessage::Ready { position: Some(41) });
+    assert_eq!(assigned(&actions), [(10, 0, 2), (13, 1, 2)]);
+    let place = &places(&actions)[0];
+    assert_eq!((place.state_lost, place.lost.lines().count(), place.resumed), (false, 1, 2));
+}
+
+/// Who is lost while all end after their step is lost like any other: the rest save the state.
+#[test]
+fn an_interrupted_job_goes_on_without_who_is_lost_until_it_has_ended() {
+    let signals = |actions: &[CoordinatorAction]| {
+        let look = |action: &CoordinatorAction| match action {
+            CoordinatorAction::Signal { rank, signal: 2 } => Some(*rank),
+            _ => None,
+        };
+        actions.iter().filter_map(look).collect::<Vec<_>>()
+    };
+    for before in [true, false] {
+        // One worker that is left can save it, whatever the others were needed for.
+        let mut job = Job::formed(ElasticConfig { min: 4, restarts: 4, ..CONFIG });
+        let interrupt = CoordinatorEvent::Interrupt { signal: 2 };
+        if before {
+            assert_eq!(signals(&job.step(interrupt.clone())), [0, 1, 2, 3]);
+        }
+        for rank in 1..4 {
+            let actions = job.step(CoordinatorEvent::Exited { rank, exit: KILLED });
+            assert!(told_end(&actions).is_none(), "{actions:?}");
+        }
+        if !before {
+            assert!(signals(&job.step(interrupt)).is_empty());
+        }
+        let actions = job.say(0, 1, ControlMessage::Ready { position: Some(9) });
+        assert_eq!(assigned(&actions), [(0, 0, 1)]);
+        // Ctrl-C that comes twice would end it at once.
+        assert_eq!(signals(&actions), if before { vec![] } else { vec![0] });
+        job.say(0, 1, ControlMessage::Resumed { step: 5 });
+        let actions = job.say(0, 1, ControlMessage::Finish);
+        assert_eq!(told(&actions, &ControlMessage::Release), [0]);
+        let actions = job.step(CoordinatorEvent::Exited { rank: 0, exit: Exit::Code(0) });
+        let ended =
+            |action: &CoordinatorAction| matches!(action, CoordinatorAction::Ended(verdict) if verdict.exit_code == 0);
+        assert!(actions.iter().any(ended), "{actions:?}");
+    }
+}
+
+/// No signal of the launcher's reaches a worker that joined.
+#[test]
+fn a_joined_worker_is_told_that_the_job_is_to_end() {
+    let mut job = Job::formed(ElasticConfig { min: 1, ..CONFIG });
+    job.hello(50, ANY_RANK, "1");
+    job.say(0, 0, ControlMessage::Yielded);
+    for rank in 0..4 {
+        job.step(CoordinatorEvent::Exited { rank, exit: KILLED });
+    }
+    let actions = job.say(50, 1, ControlMessage::Ready { position: Some(9) });
+    assert_eq!(assigned(&actions), [(50, 0, 1)]);
+    let actions = job.step(CoordinatorEvent::Interrupt { signal: 2 });
+    assert_eq!(told(&actions, &ControlMessage::Interrupt), [50], "{actions:?}");
+}
+
+/// All results are there: whoever is stopped at its end is ended, and costs the job nothing.
+#[test]
+fn a_worker_that_is_stopped_at_its_end_is_not_waited_for() {
+    let mut job = Job::formed(CONFIG);
+    (0..4).for_each(|link| drop(job.say(link, 0, ControlMessage::Finish)));
+    for rank in 0..3 {
+        job.step(CoordinatorEvent::Exited { rank, exit: Exit::Code(0) });
+    }
+    job.step(CoordinatorEvent::Stopped { rank: 3 });
+    let since_ms = job.now_ms;
+    let kill = CoordinatorAction::Kill { rank: 3, link: Some(3) };
+    while !job.step(CoordinatorEvent::Tick).contains(&kill) {
+        assert!(job.now_ms < since_ms + 2 * CONFIG.deadlines.heartbeat_ms, "two heartbeats");
+    }
+    let actions = job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
+    assert!(matches!(&actions[..], [CoordinatorAction::Ended(verdict)] if verdict.exit_code == 0), "{actions:?}");
+}
+
+/// The ranks hear of a spare that is lost beside them, and one that joined hears that the job goes on without it.
+#[test]
+fn the_loss_of_a_spare_is_told() {
+    let mut job = Job::formed(CONFIG);
+    job.hello(50, ANY_RANK, "1");
+    let actions = job.step(CoordinatorEvent::Closed { link: 50 });
+    let lost = "worker 4 on a was lost: it closed its control link";
+    assert_eq!(told(&actions, &ControlMessage::Lost { text: lost.into() }), [0, 1, 2, 3], "{actions:?}");
+    job.hello(51, ANY_RANK, "1");
+    let actions = job.say(51, 0, ControlMessage::GiveUp { text: "it was asked to".into(), shown: false });
+    let text = "the job goes on without this worker: it was asked to".into();
+    assert_eq!(told(&actions, &ControlMessage::Abort { text }), [51], "{actions:?}");
 }
 
 /// Where each worker holds a part of the state, a spare hands its part over before it is one.
@@ -143,7 +283,8 @@ fn too_few_end_the_job_and_say_so() {
     job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
     (0..2).for_each(|worker| drop(job.say(worker, 1, ControlMessage::Ready { position: Some(1) })));
     let text = text(&job.say(2, 1, ControlMessage::Ready { position: Some(1) }));
-    assert!(text.starts_with("only 3 workers are left, but the job needs at least 4"), "{text}");
+    let first = "only 3 workers are left, of which 2 can share 8 grains; the job needs at least 4 (--min 4)";
+    assert_eq!(text.lines().next(), Some(first));
     assert!(text.contains("rank 3 on a was lost at step 0") && text.contains("--resume"), "{text}");
 }
 
@@ -191,6 +332,7 @@ fn a_lost_worker_is_started_again_and_its_state_comes_from_the_others() {
     assert!((0..40).any(|_| starts(&beat(&mut job))));
     let actions = job.hello(9, 1, "1");
     assert_eq!(told(&actions, &ControlMessage::Yield), [0, 2]);
+    assert!(actions.contains(&CoordinatorAction::Notice(Notice::Spare { rank: 1, host: "a".into() })), "{actions:?}");
     job.say(0, 1, ControlMessage::Yielded);
     for link in [0, 2, 3] {
         job.say(link, 2, ControlMessage::Ready { position: Some(2) });

@@ -17,6 +17,10 @@ pub(super) struct WorkerState {
     pub position: Option<u64>,
     /// Others went on without it, so that its state is old.
     pub stale: bool,
+    /// The step of its last sign of life, as far as it is known.
+    pub step: u64,
+    /// A signal that asks it to end was passed on to it.
+    pub asked: bool,
     pub heard_ms: u64,
     /// When its process was started, or its link came.
     pub started_ms: u64,
@@ -42,6 +46,8 @@ impl WorkerState {
             ready: None,
             position: None,
             stale: false,
+            step: 0,
+            asked: false,
             heard_ms: now_ms,
             started_ms: now_ms,
             stopped_ms: None,

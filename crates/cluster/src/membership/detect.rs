@@ -7,20 +7,24 @@ use kolo_comm::Fault;
 impl Membership {
     /// Suspects a rank that gives no heartbeat or makes no progress.
     pub(super) fn check_silence(&mut self, now_ms: u64) {
-        if self.phase != JobPhase::Running {
+        if !matches!(self.phase, JobPhase::Running | JobPhase::Released { .. }) {
             return;
         }
         let (stopped_ms, silence_ms) = (self.deadlines.stopped_ms(), self.deadlines.silence_ms());
+        let not_before_ms = match self.phase {
+            // The word that a rank may end takes its time on the way there, and the end of its link on the way back.
+            JobPhase::Released { deadline_ms } => deadline_ms - self.deadlines.stall_ms() + 2 * silence_ms,
+            _ => 0,
+        };
         let deadline = |state: &RankState| match state.stopped_ms {
             Some(since_ms) => since_ms + stopped_ms,
-            None if state.joined => state.heard_ms + silence_ms,
+            None if state.joined => (state.heard_ms + silence_ms).max(not_before_ms),
             None => u64::MAX,
         };
-        let silent = self
-            .states
-            .iter()
-            .filter(|state| state.exit.is_none() && !state.closed)
-            .min_by_key(|state| deadline(state));
+        // At its end a process closes its link before it is gone, and may be stopped in between.
+        let ends = |state: &RankState| state.closed && (self.phase == JobPhase::Running || state.stopped_ms.is_none());
+        let silent =
+            self.states.iter().filter(|state| state.exit.is_none() && !ends(state)).min_by_key(|state| deadline(state));
         if let Some(state) = silent.filter(|state| now_ms >= deadline(state)) {
             let why = match state.stopped_ms {
                 Some(_) => format!("its process was stopped for {stopped_ms} ms"),
@@ -28,6 +32,9 @@ impl Membership {
             };
             let (rank, fault) = (state.rank, self.lost(state.rank, why));
             return self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
+        }
+        if self.phase != JobPhase::Running {
+            return;
         }
         if let Some((rank, fault)) = self.stalled(now_ms).or_else(|| self.hung(now_ms)) {
             self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);

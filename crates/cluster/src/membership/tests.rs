@@ -233,3 +233,27 @@ fn an_interrupt_is_passed_on_once_and_then_meant() {
     let [MembershipAction::Ended(verdict)] = &last[..] else { panic!("{last:?}") };
     assert_eq!((verdict.exit_code, &verdict.fault, &verdict.left), (130, &None, &vec![]));
 }
+
+/// All have finished, and one is stopped before its process is gone: nobody waits for it as for one that computes.
+#[test]
+fn a_rank_that_is_stopped_at_its_end_is_named_soon() {
+    for closed in [false, true] {
+        let mut core = joined(2);
+        for rank in 0..2 {
+            core.step(10, MembershipEvent::Finished { rank });
+        }
+        core.step(20, MembershipEvent::Exited { rank: 0, exit: Exit::Code(0) });
+        if closed {
+            core.step(20, MembershipEvent::Closed { rank: 1 });
+        }
+        core.step(30, MembershipEvent::Stopped { rank: 1 });
+        let ended = (31..2 * DEADLINES.heartbeat_ms).step_by(20).find_map(|now_ms| {
+            let actions = core.step(now_ms, MembershipEvent::Tick);
+            (!actions.is_empty()).then_some(actions)
+        });
+        let actions = ended.unwrap_or_default();
+        let abort = matches!(&actions[..], [MembershipAction::Abort { text }, MembershipAction::Kill { rank: 1 }]
+            if text.contains("rank 1 on node1 was lost") && text.contains("its process was stopped for 1000 ms"));
+        assert!(abort, "closed {closed}: {actions:?}");
+    }
+}

@@ -4,7 +4,8 @@
 //! The data plane is reduced to what matters for safety: a call completes at a rank, some time after all ranks of its
 //! generation have entered it, and at each of them at another moment. A worker applies a step when its exchange has completed;
 //! what the step is follows from what each rank contributed ([`super::state`]). Ranks also save their state, on a disk whose
-//! power may fail ([`super::saves`]). A job that ends early is resumed from the newest checkpoint, by other workers.
+//! power may fail ([`super::saves`]). Where nobody is left who has the state, all go back to the newest checkpoint; where there is
+//! none, the job ends. A job that ends early is resumed from the newest checkpoint, by other workers.
 //!
 //! Checked: never do two groups go on, or commit what does not continue one another ([`super::groups`] says it exactly); a
 //! worker's state is made of every step once and in order, and is that of an undisturbed job; whatever crashes, the newest
@@ -97,6 +98,8 @@ struct Worker {
     keepers: usize,
     /// Others have taken over what it held.
     relieved: bool,
+    /// It goes back to the newest checkpoint.
+    state_lost: bool,
     in_call: bool,
     progress: u64,
     yields: bool,
@@ -152,6 +155,8 @@ struct Simulation {
     harms: usize,
     /// Workers whose part of the state others took over.
     relieved: u64,
+    /// The checkpoints that generations went back to.
+    went_back: BTreeMap<u32, State>,
     saves: Saves,
 }
 
@@ -160,6 +165,9 @@ const SYNC: u64 = 0;
 const FIRST_EXCHANGE: u64 = SYNC + 1;
 /// The call after that of a group that only hands the state over.
 const HANDED_OVER: u64 = u64::MAX;
+
+/// Why a job ends of which nobody has the state.
+const NOTHING_SAVED: &str = "there is no checkpoint to go back to";
 
 /// The call after a step, in which ranks say what they want.
 fn is_agreement(sequence: u64) -> bool {
@@ -224,6 +232,7 @@ impl Simulation {
             resumed: 0,
             harms: 0,
             relieved: 0,
+            went_back: BTreeMap::new(),
             saves,
         };
         for number in 0..workers {
@@ -240,6 +249,11 @@ impl Simulation {
         for _ in 0..this.random.below(3) {
             let ms = this.random.below(8000);
             this.at(ms, Event::Join);
+        }
+        if seed % 8 == 5 && run == 0 {
+            // All that were started, at once.
+            let ms = 2000 + this.random.below(6000);
+            (0..workers).for_each(|victim| this.at(ms, Event::Harm(Harm::Crash, victim)));
         }
         let ms = this.saves.power_fails_ms();
         this.at(ms, Event::PowerFailure);
@@ -527,6 +541,11 @@ impl Simulation {
                 worker.announced = envelope.generation;
                 (worker.rank, worker.world, worker.roster) = (assignment.rank, assignment.world, 0);
                 worker.keepers = assignment.keepers;
+                worker.state_lost = assignment.state_lost;
+                if assignment.state_lost {
+                    // What a spare holds yet is of a time before.
+                    (worker.state, worker.relieved) = (None, false);
+                }
             }
             ControlMessage::Roster { rank, .. } if worker.world > 0 => {
                 assert_eq!(rank, worker.roster);
@@ -615,8 +634,18 @@ impl Simulation {
         let worker = &mut self.workers[process];
         (worker.in_call, worker.progress) = (false, worker.progress + 1);
         if sequence == SYNC {
-            let state = call.newest.unwrap_or_else(|| self.origin.clone());
-            let step = state.step();
+            let state = match worker.state_lost {
+                false => call.newest.unwrap_or_else(|| self.origin.clone()),
+                true => match self.checkpoint_for(generation) {
+                    Some(saved) => saved,
+                    None => {
+                        let text = NOTHING_SAVED.into();
+                        return self.send(process, generation, ControlMessage::Fail { text, culprit: None });
+                    }
+                },
+            };
+            let worker = &mut self.workers[process];
+            let (step, went_back) = (state.step(), worker.state_lost);
             worker.state = Some(state.clone());
             if worker.keepers > 0 {
                 assert!(self.config.sharded && worker.keepers < worker.world, "nothing to hand over");
@@ -628,7 +657,8 @@ impl Simulation {
             let ahead = |other: &Worker| other.alive && other.state.as_ref().map(State::step) > Some(step);
             let is_left = self.workers.iter().any(ahead);
             let told_of_none = state == self.origin && !self.has_heard;
-            let unheard = |earlier: Group| !is_left && (told_of_none || !self.confirmed.contains(&earlier));
+            let unheard =
+                |earlier: Group| went_back || (!is_left && (told_of_none || !self.confirmed.contains(&earlier)));
             self.groups.begins(group, &state, unheard);
             if self.workers[process].rank == 0 {
                 self.send(process, generation, ControlMessage::Resumed { step });
@@ -658,6 +688,15 @@ impl Simulation {
             return self.send(process, generation, ControlMessage::Finish);
         }
         self.compute(process, sequence + 1);
+    }
+
+    /// The checkpoint that all ranks of a generation go back to, which its first rank has found; `None` if there is none.
+    fn checkpoint_for(&mut self, generation: u32) -> Option<State> {
+        if !self.went_back.contains_key(&generation) {
+            let [newest, _] = self.find_newest();
+            self.went_back.insert(generation, newest);
+        }
+        self.went_back.get(&generation).filter(|state| state.step() > 0).cloned()
     }
 
     fn apply(&mut self, process: usize, generation: u32, sum: u64) {

@@ -6,8 +6,9 @@
 //! each later one of its run continued from, made by the same groups; whatever a run had safely committed is a part of what
 //! the one that resumes it continues from.
 //!
-//! One exception: a group that is lost as a whole before the coordinator has heard that it goes on cannot be continued. Then
-//! the next one begins where that one did, and makes the same again.
+//! Two exceptions. A group that is lost as a whole before the coordinator has heard that it goes on cannot be continued: the
+//! next one begins where that one did, and makes the same again. Where all who had the state are lost, the next one begins with
+//! the newest checkpoint.
 
 use super::state::{Group, State};
 use std::collections::BTreeMap;

@@ -38,8 +38,12 @@ pub struct Elastic {
 #[derive(Clone, Debug)]
 pub struct GenerationStart {
     pub generation: u32,
-    /// Who was lost before it, and why.
+    /// Who was lost since the last one that went on, and why.
     pub lost: Vec<String>,
+    /// The last one that went on.
+    pub resumed: u32,
+    /// No worker that is left has the state of the job.
+    pub state_lost: bool,
     /// When this worker left the generation before.
     pub since: Instant,
     pub agreement_ms: u64,
@@ -47,7 +51,8 @@ pub struct GenerationStart {
 
 impl Default for GenerationStart {
     fn default() -> Self {
-        Self { generation: 0, lost: Vec::new(), since: Instant::now(), agreement_ms: 0 }
+        let lost = Vec::new();
+        Self { generation: 0, lost, resumed: 0, state_lost: false, since: Instant::now(), agreement_ms: 0 }
     }
 }
 
@@ -116,16 +121,22 @@ impl Elastic {
     /// carried stays until all have it.
     pub(super) fn synchronise(&self, run: &mut Run<'_>) -> Result<(), Error> {
         let Some(world) = run.ties.world.clone() else { return Ok(()) };
+        let GenerationStart { state_lost, lost, .. } = lock(&self.generation).clone();
         let mut carried = lock(&self.carried);
-        let held = carried.as_ref().map_or(&[][..], |carried| &carried.held);
+        // A spare that others have left behind may hold something yet; the checkpoint is newer, or as old at most.
+        let held = carried.as_ref().filter(|_| !state_lost).map_or(&[][..], |carried| &carried.held);
         let wanted = run.trainer.store().entries().iter().map(parts::Run::of).collect();
         let offers = parts::gather(&world, &Offer::new(held, wanted))?;
         match parts::choose(&offers) {
-            Choice::Nothing => {}
+            Choice::Nothing if !state_lost => {}
+            Choice::Nothing => {
+                run.go_back_to_checkpoint(lost_all(&lost))?;
+                run.generations = gather_generations(&world, carried.as_ref())?;
+            }
             Choice::Missing { step, tensor, element } => {
                 let lost = lost_together(step, &tensor, element);
                 run.observer.note(&format!("note: {}", lost.to_string().lines().next().unwrap_or_default()));
-                run.go_back_to_checkpoint()?.then_some(()).ok_or(lost)?;
+                run.go_back_to_checkpoint(lost)?;
                 run.generations = gather_generations(&world, carried.as_ref())?;
             }
             Choice::After(step) => {
@@ -187,15 +198,19 @@ impl Elastic {
         Ok(world.barrier()?)
     }
 
-    /// Whether a rank of this generation brings a state. All call it together.
+    /// Whether a rank of this generation brings a state, or there was one, which is lost. All call it together.
     pub(super) fn any_state(&self, world: Option<&Communicator>) -> Result<bool, Error> {
-        together::any(world, lock(&self.carried).is_some())
+        let lost = lock(&self.generation).state_lost;
+        together::any(world, lost || lock(&self.carried).is_some())
     }
 
     /// All have the state: the generation goes on. All call it together.
     pub(super) fn announce(&self, run: &mut Run<'_>) -> Result<(), Error> {
         let Some(world) = run.ties.world.clone() else { return Ok(()) };
-        let GenerationStart { generation, lost, since, agreement_ms } = lock(&self.generation).clone();
+        let GenerationStart { generation, lost, resumed, since, agreement_ms, .. } = lock(&self.generation).clone();
+        // What those between were told is told again: as far as anybody knows, they did not go on.
+        let untold = |row: &&mut GenerationRow| row.generation > resumed;
+        run.generations.iter_mut().filter(untold).for_each(|row| row.lost.clear());
         let step = run.trainer.next_step();
         let recovery_ms = if generation > 0 { since.elapsed().as_millis() as u64 } else { 0 };
         let workers = world.size();
@@ -232,6 +247,18 @@ fn keep_beside(carried: &mut Option<Carried>, run: &mut Run<'_>) {
 /// The parts that are of this step.
 fn of_step(held: &[Holding], step: usize) -> impl Iterator<Item = &Part> {
     held.iter().filter(move |holding| holding.step == step).flat_map(|holding| &holding.parts)
+}
+
+/// Nobody is left who had the state, and nothing was saved.
+fn lost_all(lost: &[String]) -> Error {
+    let lines: String = lost.iter().map(|line| format!("\n  {line}")).collect();
+    Error::Checkpoint {
+        message: format!(
+            "every worker that had the state of the job was lost, and there is no checkpoint to go back to{lines}"
+        ),
+        hint: "start the job again, with --resume if a checkpoint turns up; `checkpoint.every` sets how often one is saved"
+            .into(),
+    }
 }
 
 /// Too many were lost at a time.
@@ -280,13 +307,13 @@ fn gather_generations(world: &Communicator, carried: Option<&Carried>) -> Result
 }
 
 impl Run<'_> {
-    /// Takes the newest checkpoint for the state, if there is one. All ranks call it together.
-    fn go_back_to_checkpoint(&mut self) -> Result<bool, Error> {
+    /// Takes the newest checkpoint for the state that is lost; without one, it is this error. All ranks call it together.
+    fn go_back_to_checkpoint(&mut self, lost: Error) -> Result<(), Error> {
         let Self { job, options, ties, trainer, .. } = self;
         let Some(dir) = CheckpointDir::of_first(options.checkpoints.as_ref(), ties.workers())? else {
-            return Ok(false);
+            return Err(lost);
         };
-        let Some(resumed) = checkpoint::newest(job, &dir, ties.workers())? else { return Ok(false) };
+        let Some(resumed) = checkpoint::newest(job, &dir, ties.workers())? else { return Err(lost) };
         resumed.fill(trainer.store_mut())?;
         trainer.go_on_before(resumed.record.step);
         if let Some(saver) = self.saver.as_mut().filter(|_| !resumed.record.pending) {
@@ -296,7 +323,7 @@ impl Run<'_> {
         let path = resumed.checkpoint.dir().display();
         self.observer.note(&format!("resuming after step {} from {path}", resumed.record.step));
         self.restore(resumed.record);
-        Ok(true)
+        Ok(())
     }
 
     /// Whether this rank knows of somebody who waits to be taken in.
