@@ -337,7 +337,10 @@ fn of_input(error: SettingError, path: &str, shown: &str) -> SettingError {
         Some(("but", rest)) => rest.into(),
         Some(("which", rest)) => format!("it {rest}"),
         Some(("whose", rest)) => format!("its {rest}"),
-        Some(_) => rest.unwrap_or_default().trim_start_matches(&format!("{path}, ")).to_string(),
+        Some(_) => {
+            let rest = rest.unwrap_or_default().trim_start_matches(&format!("{path}, "));
+            rest.trim_start_matches(&format!("{path}: ")).to_string()
+        }
         None => message,
     };
     SettingError { place: shown.into(), message, hint }

@@ -391,7 +391,7 @@ fn a_run_that_was_trained_from_a_pipe_is_evaluated_on_files() {
         (&["eval", "run"][..], "the run was trained from a pipe, and its job names no `data.validation`"),
         (&["eval", "run", "--data", "pipe"], "--data: pipe is a pipe"),
         (&["predict", "run"], "`data.source` is \"pipe\", a pipe, whose samples are gone"),
-        (&["predict", "run", "pipe"], "it is a pipe, not a file or a directory"),
+        (&["predict", "run", "pipe"], "error: pipe: is a pipe, which only `kolo train` can read"),
         (&["data", "bench", "job.toml"], "`data.source` is \"pipe\", a pipe, whose samples come only once"),
         (&["data", "bench", "job.toml", "--seconds", "0"], "--seconds 0 is out of range"),
     ] {
