@@ -142,7 +142,7 @@ fn is_named_when_stopped(cluster: &Cluster, victim: usize, after_ms: u64) {
     let dir = tempdir();
     let mut command = cluster.command(&SRUN, dir.path());
     command.args(["train", "--quiet", "--threads", "1", "--set", "train.epochs=100000"]);
-    let ended = harmed(command.args(["--heartbeat-ms", "300"]), LIMIT, move |processes| {
+    let ended = harmed(command.args(["--heartbeat-ms", "1000"]), LIMIT, move |processes| {
         let pid = processes.find(&format!("SLURM_PROCID={victim}"));
         std::thread::sleep(Duration::from_millis(after_ms));
         signal(pid, 19);
