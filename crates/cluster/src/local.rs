@@ -12,7 +12,7 @@ use crate::launcher;
 use crate::logs::{self, Echo, Logs, OutputStream, Speakers, WriteErrors};
 use crate::membership::Verdict;
 use crate::message::{self, ControlMessage, Envelope, KeyBytes};
-use crate::process::{self, Process, ProcessOutput};
+use crate::process::{self, Process, ProcessOutput, StopSignal};
 use kolo_comm::{Fault, JobKey, host};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -163,11 +163,25 @@ pub(crate) fn with_roles(mut hosts: Vec<String>, roles: &[String]) -> Vec<String
     hosts
 }
 
-pub(crate) fn watch_signals() -> Result<Signals, Fault> {
+/// The signals that a launcher acts on.
+pub(crate) struct LauncherSignals {
+    signals: Signals,
+    stop: Option<StopSignal>,
+}
+
+impl LauncherSignals {
+    pub fn pending(&mut self) -> Vec<i32> {
+        let stop = self.stop.as_ref().filter(|stop| stop.is_pending()).map(|_| libc::SIGTSTP);
+        self.signals.pending().chain(stop).collect()
+    }
+}
+
+pub(crate) fn watch_signals() -> Result<LauncherSignals, Fault> {
     let mut signals = vec![libc::SIGINT, libc::SIGTERM];
     // Under `nohup` a job outlives its terminal, and without job control none stops.
-    signals.extend([libc::SIGHUP, libc::SIGTSTP].into_iter().filter(|signal| !host::ignores_signal(*signal)));
-    Signals::new(signals).map_err(|error| Fault::system("watching for signals", &error))
+    signals.extend([libc::SIGHUP].into_iter().filter(|signal| !host::ignores_signal(*signal)));
+    let signals = Signals::new(signals).map_err(|error| Fault::system("watching for signals", &error))?;
+    Ok(LauncherSignals { signals, stop: (!host::ignores_signal(libc::SIGTSTP)).then(StopSignal::hold) })
 }
 
 /// Starts workers, the first time and again.

@@ -4,6 +4,7 @@ use crate::rank_state::Exit;
 use kolo_comm::Fault;
 use std::fs::File;
 use std::io::ErrorKind;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -130,8 +131,10 @@ impl Process {
 
 /// Runs in the new process before the program does.
 fn prepare(control: Option<i32>, parent: libc::pid_t) -> std::io::Result<()> {
+    let stop = stop_set();
     // SAFETY: plain system calls on this process.
     unsafe {
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &stop, std::ptr::null_mut());
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(std::io::Error::last_os_error());
         }
@@ -148,18 +151,60 @@ fn prepare(control: Option<i32>, parent: libc::pid_t) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Stops this process as Ctrl-Z would, and returns when it goes on. Where no shell could continue it, the system does not
-/// stop it.
-pub fn stop_self() {
-    // SAFETY: zeroed actions are valid ones, `SIG_DFL` among them; the handler that was there comes back, and `raise` returns
-    // after this process was continued.
-    unsafe {
-        let usual: libc::sigaction = std::mem::zeroed();
-        let mut ours: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGTSTP, &usual, &mut ours) == 0 {
-            libc::raise(libc::SIGTSTP);
-            libc::sigaction(libc::SIGTSTP, &ours, std::ptr::null_mut());
+/// Keeps SIGTSTP pending, so that a launcher can stop its ranks before it stops itself. The system forgets a pending
+/// SIGTSTP when SIGCONT comes, so a launcher that is continued before it got round to stopping does not stop for good, as
+/// one would that handles the signal and raises it again. Threads started later keep it pending, too; processes do not.
+#[derive(Debug)]
+pub struct StopSignal {
+    before: libc::sigset_t,
+    /// The mask is that of a thread.
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl StopSignal {
+    pub fn hold() -> Self {
+        // SAFETY: a zeroed set is a valid one, and all pointers are to live sets.
+        unsafe {
+            let mut before = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, &stop_set(), &mut before);
+            Self { before, _of_this_thread: PhantomData }
         }
+    }
+
+    pub fn is_pending(&self) -> bool {
+        // SAFETY: as above.
+        unsafe {
+            let mut pending: libc::sigset_t = std::mem::zeroed();
+            libc::sigpending(&mut pending) == 0 && libc::sigismember(&pending, libc::SIGTSTP) == 1
+        }
+    }
+}
+
+impl Drop for StopSignal {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}
+
+fn stop_set() -> libc::sigset_t {
+    // SAFETY: a zeroed set is a valid one.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTSTP);
+        set
+    }
+}
+
+/// Stops this process if SIGTSTP is still pending, and returns when it goes on. Where no shell could continue it, the system
+/// does not stop it.
+pub fn stop_self() {
+    let set = stop_set();
+    // SAFETY: both pointers are to a live set. A pending signal comes, and the process goes on, before the first call returns.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
     }
 }
 

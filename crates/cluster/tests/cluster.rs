@@ -369,8 +369,22 @@ fn a_suspended_launcher() {
     // Once while the ranks work, and again.
     let (child, pids) = start_supervisor(3, &["compute", "12"], out.path());
     ctrl_z(child.id() as i32, &pids);
-    signal(child.id() as i32, libc::SIGTSTP);
-    signal(child.id() as i32, libc::SIGCONT);
+    // Continued before it stopped, while it stops the ranks, and just after: it never stops for good.
+    for round in 0..200 {
+        signal(child.id() as i32, libc::SIGTSTP);
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_micros(round * 2) {
+            std::hint::spin_loop();
+        }
+        signal(child.id() as i32, libc::SIGCONT);
+        std::thread::sleep(Duration::from_millis(2));
+        assert_ne!(state(child.id() as i32), Some('T'), "round {round}");
+    }
+    // What the launcher keeps pending, the ranks do not.
+    for pid in &pids {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        assert!(status.contains("SigBlk:\t0000000000000000"), "{status}");
+    }
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
     all_gone(&pids);
