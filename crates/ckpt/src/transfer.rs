@@ -9,7 +9,7 @@ use crate::source::{TensorSource, TensorView};
 use half::{bf16, f16};
 use kolo_graph::DType;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -186,12 +186,19 @@ pub fn open_files(disk: &dyn Disk, path: &Path) -> Result<Vec<SafetensorsFile>, 
     let mut text = vec![0; file.bytes() as usize];
     file.read_at(0, &mut text).map_err(CkptError::io(path, "read", Some(file.bytes())))?;
     let Index { weight_map } = serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
-    let names: std::collections::BTreeSet<String> = weight_map.into_values().collect();
+    let names: BTreeSet<&String> = weight_map.values().collect();
     let open = |name: &String| match crate::manifest::is_plain(name) {
         true => SafetensorsFile::open(disk, &path.with_file_name(name)),
         false => Err(refused(format!("there is no file `{name}` beside it"))),
     };
-    names.iter().map(open).collect()
+    let files = names.iter().map(|name| open(name)).collect::<Result<Vec<_>, _>>()?;
+    for (tensor, name) in &weight_map {
+        let holds = names.iter().zip(&files).any(|(held, file)| *held == name && file.tensor(tensor).is_some());
+        if !holds {
+            return Err(refused(format!("it says that `{name}` holds `{tensor}`, and it does not")));
+        }
+    }
+    Ok(files)
 }
 
 impl Incoming {

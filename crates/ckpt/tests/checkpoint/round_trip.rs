@@ -1,5 +1,6 @@
 use crate::*;
 use kolo_ckpt::safetensors::SafetensorsFile;
+use kolo_ckpt::transfer::open_files;
 use kolo_ckpt::{Keep, RealDisk, Unfinished, list, newest_valid, prune};
 
 #[test]
@@ -52,7 +53,32 @@ fn files_are_safetensors_with_whole_tensors_under_their_names() {
         name.starts_with("half@") && *file == "weights-00002-of-00002.safetensors"
     };
     assert!(places.any(second), "{index}");
+    let index_path = path.join(kolo_ckpt::INDEX);
+    assert_eq!(open_files(disk.as_ref(), &index_path).unwrap().len(), 2);
     assert!(newest_valid(&disk, dir.path()).unwrap().checkpoint.is_some());
+}
+
+#[test]
+fn an_index_must_be_that_of_its_files() {
+    let (dir, disk) = (tempfile::tempdir().unwrap(), RealDisk::shared());
+    let staging = staging_dir(dir.path(), 7, 3);
+    let state = state(2, 40);
+    let shards: Vec<Summary> =
+        (0..2).map(|rank| write_rank(disk.as_ref(), &staging, &state, (rank, 2), 64).unwrap()).collect();
+    let path = commit(disk.as_ref(), dir.path(), &staging, &header(7), &shards).unwrap();
+    let index = path.join(kolo_ckpt::INDEX);
+    let text = std::fs::read_to_string(&index).unwrap();
+    let refused = |changed: String| {
+        assert_ne!(changed, text);
+        std::fs::write(&index, changed).unwrap();
+        open_files(disk.as_ref(), &index).unwrap_err().to_string()
+    };
+    let error = refused(text.replace("h.0.weight@0", "h.9.weight@0"));
+    assert!(error.contains("says that `weights-00001-of-00002.safetensors` holds `h.9.weight@0`"), "{error}");
+    let error = refused(text.replace("00001-of", "00003-of"));
+    assert!(error.contains("weights-00003-of-00002.safetensors"), "{error}");
+    let error = refused(text.replace("weights-00002", "../weights-00002"));
+    assert!(error.contains("there is no file `../weights-00002-of-00002.safetensors` beside it"), "{error}");
 }
 
 #[test]
