@@ -76,7 +76,7 @@ pub enum Config {
     /// The same, or nothing: no limit.
     NothingOrAtLeast(&'static str),
     /// Rotary positions to the base that the job has under this key, not scaled. The key is that of newer files; older ones have
-    /// [`ROPE_BASE`] and [`ROPE_SCALING`].
+    /// `ROPE_BASE` and `ROPE_SCALING`.
     Rotary(&'static str),
     /// Nothing, or four times the width.
     FourTimesWidth,
@@ -420,7 +420,9 @@ impl Architecture {
                 Config::Flag(flag) => (stated.as_bool() == Some(*flag), flag.to_string()),
                 Config::Setting(name) => {
                     let ours = setting(name)?;
-                    (stated.to_string() == ours, format!("`{name} = {ours}`"))
+                    // A JSON value is no text, but is written as one.
+                    let stated = stated.to_string();
+                    (stated == ours, format!("`{name} = {ours}`"))
                 }
                 Config::AtLeast(name) | Config::NothingOrAtLeast(name) => {
                     let ours = setting(name)?;

@@ -82,7 +82,7 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
     Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or free some space there")
 }
 
-fn is_log(path: &PathBuf) -> bool {
+fn is_log(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "log")
 }
 
@@ -110,7 +110,7 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
             let message = format!("--overwrite: {} is not a file that a run writes", path.display());
             return Err(Failure::usage(message, "name another directory for --out"));
         }
-        let (logs, rest): (Vec<PathBuf>, Vec<PathBuf>) = old.into_iter().partition(is_log);
+        let (logs, rest): (Vec<PathBuf>, Vec<PathBuf>) = old.into_iter().partition(|path| is_log(path));
         logs.iter().try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, &error)))?;
         return Ok(rest);
     }

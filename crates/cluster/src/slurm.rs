@@ -88,7 +88,7 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
     let run = if batch.requeue { requeued(&command) } else { format!("code=0\n{command} || code=$?\n") };
     let (before, after) = if batch.elastic { (BEFORE_ELASTIC, AFTER_ELASTIC) } else { ("", "") };
     let crashed = if batch.requeue { requeued_after_a_crash() } else { String::new() };
-    let _ = write!(text, "{before}{run}{after}{crashed}exit \"$code\"\n");
+    let _ = writeln!(text, "{before}{run}{after}{crashed}exit \"$code\"");
     Ok(text)
 }
 

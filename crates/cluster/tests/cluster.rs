@@ -91,7 +91,7 @@ fn run_tests(filter: &str) {
         for test in long {
             scope.spawn(move || run(test));
         }
-        others.into_iter().for_each(|test| run(test));
+        others.into_iter().for_each(run);
     });
     println!("test result: ok. {} passed", chosen.len());
 }

@@ -142,10 +142,14 @@ fn sorted_us(
 
 /// One call; for messages, there and back between the first two ranks.
 fn once(comm: &Communicator, request: &Request, started: bool) -> Result<(), Fault> {
-    // SAFETY: the buffers live through the measurement, and only this call uses them.
-    let call = |request: &Request| match started {
-        true => comm.wait(unsafe { comm.start(request.clone()) }?),
-        false => unsafe { comm.call(request) },
+    let call = |request: &Request| {
+        // SAFETY: the buffers live through the measurement, and only this call uses them.
+        unsafe {
+            match started {
+                true => comm.wait(comm.start(request.clone())?),
+                false => comm.call(request),
+            }
+        }
     };
     let turn = |kind: CallKind| call(&Request { kind, peer: 1 - comm.rank(), ..request.clone() });
     match (request.kind, comm.rank()) {

@@ -34,11 +34,12 @@ fn with_key(text: &str, file: &str, change: &KeyChange<'_>) -> Result<String, Se
         }
         None => None,
     };
-    if let Some((_, old)) = written {
-        if matches!(old.get_ref(), DeValue::Table(_)) && !text[old.span().start..].starts_with('{') {
-            let message = format!("`{section}.{key}` is a separate section");
-            return Err(wrong(message, "remove it, or write it on one line, in braces"));
-        }
+    if let Some((_, old)) = written
+        && matches!(old.get_ref(), DeValue::Table(_))
+        && !text[old.span().start..].starts_with('{')
+    {
+        let message = format!("`{section}.{key}` is a separate section");
+        return Err(wrong(message, "remove it, or write it on one line, in braces"));
     }
     match (written, value) {
         (None, None) => Ok(text.into()),

@@ -252,7 +252,7 @@ unsafe fn add_term([term, levels, stride, depth, closes, elements]: [u64; 6]) {
     unsafe {
         for at in 0..elements {
             let mut carry = *term.add(at);
-            (0..closes).for_each(|close| carry = *levels.add((depth - 1 - close) * stride + at) + carry);
+            (0..closes).for_each(|close| carry += *levels.add((depth - 1 - close) * stride + at));
             *levels.add((depth - closes) * stride + at) = carry;
         }
     }

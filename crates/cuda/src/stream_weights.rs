@@ -86,7 +86,8 @@ impl<'a> Search<'a> {
             match self.phases[id.0 as usize] {
                 Phase::Before if casts_weight(graph, node) => {
                     let large = graph.ty(node.outputs[0]).elements() >= STREAMED_ELEMENTS_MIN;
-                    found.extend((large && self.is_hosts(roots.last())).then_some(node.outputs[0]));
+                    let root = node.inputs.last().map(|input| self.shown[input.0 as usize]);
+                    found.extend((large && self.is_hosts(root)).then_some(node.outputs[0]));
                 }
                 Phase::Before => excluded.extend(roots),
                 // A term may be made in the place of its sum, where nobody would wait for it.

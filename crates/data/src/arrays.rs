@@ -125,10 +125,10 @@ impl Array {
             let error = ReadError::new(format!("array \"{name}\" {message}"), SHAPE_HINT).in_file(contents.path());
             Unreadable::kind(format!("{element} {shape:?}"), error.at(start))
         };
-        let (Some(samples), inner) = (shape.first(), shape.iter().skip(1)) else {
+        let (Some(samples), mut inner) = (shape.first(), shape.iter().skip(1)) else {
             return Err(unread("has no dims, so it holds no samples".into()));
         };
-        let row_bytes = inner.fold(Some(element.bytes()), |bytes, dim| bytes?.checked_mul(*dim as u64));
+        let row_bytes = inner.try_fold(element.bytes(), |bytes, dim| bytes.checked_mul(*dim as u64));
         let row_bytes = row_bytes
             .filter(|bytes| (1..=ROW_BYTES_MAX).contains(bytes))
             .ok_or_else(|| unread(format!("has the shape {shape:?}: a sample must have 1 to {ROW_BYTES_MAX} bytes")))?;

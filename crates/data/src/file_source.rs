@@ -74,6 +74,8 @@ pub struct FileSource {
     on_error: OnError,
     replacements: Stream,
     meter: LoadMeter,
+    /// Boxed: each is taken and put back for every sample.
+    #[allow(clippy::vec_box)]
     scratch: Mutex<Vec<Box<Scratch>>>,
 }
 

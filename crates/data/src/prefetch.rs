@@ -1,7 +1,7 @@
 //! Samples made ahead of the step that takes them, by threads of their own.
 //!
 //! What one step takes is a batch, cut into grains. A grain's samples lie in a buffer, which a loader thread fills and a
-//! compute lane copies from. There are buffers for the batch in use and for [`Plan::batches`] more: memory is bounded, and a
+//! compute lane copies from. There are buffers for the batch in use and for `Plan::batches` more: memory is bounded, and a
 //! step in steady state allocates nothing. Loaders take the grains in order, and no sample shows which thread made it.
 //!
 //! An error or a panic of the source stays with its grain until the step that needs it asks. So it comes at the same step

@@ -111,7 +111,7 @@ pub trait StreamFormat: Send + Sync + fmt::Debug {
     /// The columns, after the last look.
     fn columns(&mut self) -> Result<Vec<RecordColumn>, ReadError>;
 
-    /// As [`Reader::unread`](crate::format::Reader::unread), after the columns were asked for.
+    /// As `Reader::unread`, after the columns were asked for.
     fn unread(&self) -> Vec<UnreadColumn> {
         Vec::new()
     }
@@ -119,7 +119,7 @@ pub trait StreamFormat: Send + Sync + fmt::Debug {
     /// Reads the columns of a record.
     fn parse(&self, raw: &RawRecord, record: &mut Record) -> Result<(), ReadError>;
 
-    /// As [`Reader::kind_reason`](crate::format::Reader::kind_reason).
+    /// As `Reader::kind_reason`.
     fn kind_reason(&self, _column: usize) -> Option<String> {
         None
     }

@@ -197,8 +197,8 @@ impl Exchanges {
         lane: usize,
         device: &dyn Device,
     ) -> Result<(), ExchangeError> {
-        let own = schedule.exchanges.iter().enumerate().filter(|(_, exchange)| exchange.phase == phase);
-        own.map(|(at, _)| self.wait(at, lane, device)).collect()
+        let mut own = schedule.exchanges.iter().enumerate().filter(|(_, exchange)| exchange.phase == phase);
+        own.try_for_each(|(at, _)| self.wait(at, lane, device))
     }
 
     /// Waits for all that were started.
@@ -455,14 +455,14 @@ impl Staging {
     fn parts(buffer: &Buffer, dim: usize, ranks: usize) -> impl Iterator<Item = (usize, usize)> {
         let bytes = buffer.ty.bytes();
         let outer: usize = buffer.ty.shape[..dim].iter().product();
-        let row = if outer == 0 { 0 } else { bytes / outer / ranks };
+        let row = bytes.checked_div(outer).unwrap_or(0) / ranks;
         (0..ranks).map(move |rank| (rank * row, rank * (bytes / ranks)))
     }
 
     /// Rows of a tensor's part along a dim, and the bytes of each.
     fn rows(buffer: &Buffer, dim: usize, ranks: usize) -> (usize, usize) {
         let outer: usize = buffer.ty.shape[..dim].iter().product();
-        (outer, if outer == 0 { 0 } else { buffer.ty.bytes() / outer / ranks })
+        (outer, buffer.ty.bytes().checked_div(outer).unwrap_or(0) / ranks)
     }
 
     /// Lays the parts of the input one behind the other, if they do not lie so already.

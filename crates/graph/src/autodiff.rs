@@ -41,7 +41,7 @@ pub fn gradients<'b>(
             if !needs.contains(&true) || builder.failed() {
                 continue;
             }
-            let contributions = scoped(builder, &node.scope.to_string(), || {
+            let contributions = scoped(builder, node.scope.as_ref(), || {
                 let grads: Vec<Option<Tensor<'b>>> =
                     node.outputs.iter().map(|id| total(&parts[id.0 as usize])).collect();
                 match grads.iter().all(Option::is_none) {

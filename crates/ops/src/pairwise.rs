@@ -64,7 +64,7 @@ pub fn sum_of(values: &[f32]) -> f32 {
     if values.len() <= RUN {
         return simd::sum_of(values);
     }
-    Pairwise::of(values.chunks(RUN).map(|run| simd::sum_of(run)))
+    Pairwise::of(values.chunks(RUN).map(simd::sum_of))
 }
 
 /// `out[i] = Σ_r x[r·stride + i]` for up to [`COLUMNS`] columns.

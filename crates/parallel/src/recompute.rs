@@ -1,8 +1,8 @@
 //! Recomputation (activation checkpointing): values of the forward pass are computed again where the backward pass needs
 //! them, instead of being kept until then. A graph → graph rewrite like any other strategy.
 //!
-//! The model is cut into blocks ([`blocks`]): its repeated layers, or runs of about √n nodes. What crosses from one block to
-//! another is kept. Of what the backward pass reads of a block's inside, [`choose`] says what is computed again; its nodes are
+//! The model is cut into blocks (`blocks`): its repeated layers, or runs of about √n nodes. What crosses from one block to
+//! another is kept. Of what the backward pass reads of a block's inside, `choose` says what is computed again; its nodes are
 //! copied to just before the first node that reads one, into its segment of a pipeline: their lives are short.
 //!
 //! The copies are the same ops on the same values, so no bit changes; dropout draws its mask again from the same counters.

@@ -3,8 +3,8 @@
 //! | stage | a rank keeps its share of |
 //! |---|---|
 //! | 1 | the optimizer's state |
-//! | 2 | that and the sums of gradients ([`scatter`]) |
-//! | 3 | that and the weights, which are gathered layer by layer while they are used ([`gather`]) |
+//! | 2 | that and the sums of gradients (`scatter`) |
+//! | 3 | that and the weights, which are gathered layer by layer while they are used (`gather`) |
 //!
 //! A share is a run of the memory of all parameters and may begin and end inside a tensor; from stage 2 on it is one such run of
 //! every bucket or layer. A gradient is summed at its owner alone, the owner's update runs as it would have run anywhere, so the

@@ -51,10 +51,12 @@ impl Counted {
         let axes: Vec<(String, usize, usize)> =
             inner.map(|(name, size)| (name.clone(), layout.stride(name), *size)).collect();
         let mut costs = kolo_base::lock(&self.costs);
-        if let Some((key, known)) = &*costs {
-            if key.axes == axes && key.precision == layout.precision && key.cluster == *cluster {
-                return Arc::clone(known);
-            }
+        if let Some((key, known)) = &*costs
+            && key.axes == axes
+            && key.precision == layout.precision
+            && key.cluster == *cluster
+        {
+            return Arc::clone(known);
         }
         let made = Arc::new(UnitCosts::new(&self.anatomy, layout, cluster));
         *costs = Some((CostKey { cluster: cluster.clone(), precision: layout.precision, axes }, Arc::clone(&made)));

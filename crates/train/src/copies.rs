@@ -83,7 +83,7 @@ impl Copies {
         let share = shares.swap_remove(ward);
         let elements = store.params_elements();
         let runs = match shards_weights {
-            true => vec![0..elements],
+            true => std::iter::once(0..elements).collect(),
             false => [ward, rank].map(|rank| run_of(elements, rank, world.size())).to_vec(),
         };
         Ok(Self {

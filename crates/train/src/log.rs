@@ -57,7 +57,7 @@ pub struct Log {
 
 impl Log {
     /// What it has added up, to be handed on as it is.
-    pub(crate) fn to_bits(&self) -> [u64; 3] {
+    pub(crate) fn to_bits(self) -> [u64; 3] {
         [self.loss.to_bits(), self.milliseconds.to_bits(), self.steps as u64]
     }
 

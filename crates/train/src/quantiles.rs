@@ -1,6 +1,6 @@
 //! Quantiles of values that come one by one, such as the times of steps, in bounded memory.
 //!
-//! Up to [`KEPT_MAX`] values are all kept. Of more, a random sample stands for them (reservoir sampling): every value is in
+//! Up to `KEPT_MAX` values are all kept. Of more, a random sample stands for them (reservoir sampling): every value is in
 //! it with the same chance. Which ones depends on their number only, so the same values give the same quantiles.
 
 use kolo_graph::rng::Stream;

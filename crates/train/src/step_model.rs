@@ -2,7 +2,7 @@
 //!
 //! The anatomy of a model depends on how its layers are split, on the samples of a micro-batch and on what is computed again, not
 //! on the number of data ranks or stages. [`AnatomyCache`] keeps them, so that a search over many layouts counts few graphs. Models
-//! that repeat layers are counted from one with [`FEW_LAYERS`] of them.
+//! that repeat layers are counted from one with `FEW_LAYERS` of them.
 
 use crate::error::Error;
 use crate::job::Job;
@@ -76,10 +76,10 @@ pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -
 fn uniform_anatomy(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -> Result<Anatomy, GraphError> {
     let count = |model: &dyn Model| count_whole(job, model, parallel, samples, fuses);
     let layers = job.model.layers().filter(|layers| *layers > FEW_LAYERS);
-    if let Some((all, few)) = layers.and_then(|all| Some((all, job.model.with_layers(FEW_LAYERS)?))) {
-        if let Some(stretched) = count(&*few)?.stretched(all - FEW_LAYERS) {
-            return Ok(stretched);
-        }
+    if let Some((all, few)) = layers.and_then(|all| Some((all, job.model.with_layers(FEW_LAYERS)?)))
+        && let Some(stretched) = count(&*few)?.stretched(all - FEW_LAYERS)
+    {
+        return Ok(stretched);
     }
     count(&*job.model)
 }

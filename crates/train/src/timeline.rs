@@ -218,7 +218,7 @@ impl Timeline {
             DATA.. => format!("data {}", lane - DATA),
             AXES.. => format!("communication along {}", events.labels[lane - AXES]),
             COMMUNICATION => "communication".into(),
-            COMMUNICATION.. => format!("communication with rank {}", lane - COMMUNICATION - 1),
+            _ if lane > COMMUNICATION => format!("communication with rank {}", lane - COMMUNICATION - 1),
             _ => format!("compute {lane}"),
         };
         events.push(&json!({

@@ -77,7 +77,7 @@ fn table(count: usize) -> Memory {
     let record = |at: usize| {
         let text = |text: &str| RecordValue::Text(text.into());
         let number = |value: f32| RecordValue::Reals(vec![value]);
-        let label = if at % 2 == 0 { "yes" } else { "no" };
+        let label = if at.is_multiple_of(2) { "yes" } else { "no" };
         vec![number(at as f32), text(["red", "blue", "green"][at % 3]), number(at as f32 * 10.0), text(label)]
     };
     Memory { columns, records: (0..count).map(record).collect(), broken: BTreeSet::new() }
@@ -445,7 +445,7 @@ fn validation_with_unknown_values_is_refused_at_the_start() {
         validation.records[4][at] = RecordValue::Text(name.into());
         let error = joined(&validation, &[]).unwrap_err();
         let what =
-            format!("`data.validation` names files that cannot be used: cannot read sample 4 of \"val\": column");
+            "`data.validation` names files that cannot be used: cannot read sample 4 of \"val\": column".to_string();
         assert!(error.contains(&what) && error.contains(name) && error.contains(known), "{error}");
         assert_eq!(joined(&validation, &[("on_error", text("skip"))]), Ok(()));
     }
@@ -629,7 +629,7 @@ fn fingerprints_see_every_byte_of_small_files() {
             .unwrap()
     };
     let rows = |flipped: Option<usize>| -> String {
-        let label = |row: usize| usize::from((row % 2 == 0) != (flipped == Some(row)));
+        let label = |row: usize| usize::from(row.is_multiple_of(2) != (flipped == Some(row)));
         let row = |row: usize| format!("{row},{}.5,{}\n", row % 7, ["yes", "no"][label(row)]);
         format!("a,b,y\n{}", (0..500).map(row).collect::<String>())
     };

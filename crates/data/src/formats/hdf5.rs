@@ -1,7 +1,7 @@
 //! HDF5 files: datasets with the same first dim are the columns, and their entries along it the records.
 //!
 //! A dataset in one piece is read record by record. One in chunks, packed or not, is decoded by runs of records of a chunk's
-//! size ([`crate::units`]), so that a shuffled epoch unpacks every chunk once.
+//! size (`crate::units`), so that a shuffled epoch unpacks every chunk once.
 
 mod columns;
 

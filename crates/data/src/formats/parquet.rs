@@ -1,5 +1,5 @@
 //! Parquet files, and Arrow files (IPC, Feather). Both are columnar: what is decoded at once is a row group or a record batch
-//! ([`crate::units`]), and records are its rows.
+//! (`crate::units`), and records are its rows.
 
 mod arrow;
 mod budget;

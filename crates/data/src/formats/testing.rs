@@ -54,7 +54,7 @@ pub fn read(reader: &dyn Reader, at: usize) -> Record {
 }
 
 pub fn read_error(opened: OpenedFiles) -> ReadError {
-    match opened.err().expect("an error") {
+    match opened.expect_err("an error") {
         OpenError::Read(error) => error,
         OpenError::Setting(error) => panic!("an error of the file is expected, not {error}"),
     }

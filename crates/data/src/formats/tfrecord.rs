@@ -159,7 +159,7 @@ fn unpack(file: &DataFile, settings: &Settings) -> Result<(Contents, bool), Open
 
 /// Whether a file that starts so is packed with zlib.
 fn is_zlib(head: &[u8]) -> bool {
-    let is_packed = |first: u8, second: u8| first & 0x0f == 8 && u16::from_be_bytes([first, second]) % 31 == 0;
+    let is_packed = |first: u8, second: u8| first & 0x0f == 8 && u16::from_be_bytes([first, second]).is_multiple_of(31);
     head.len() >= HEADER_BYTES as usize && length(head).is_none() && is_packed(head[0], head[1])
 }
 

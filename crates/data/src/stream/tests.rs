@@ -218,7 +218,7 @@ fn bad_records_stop_or_another_stands_in() {
     // The columns are told before the first bad one.
     table(&path, 0..1400, &[1003, 1004, 1200]);
     let classes = ("classes", Setting::Int(3));
-    let error = walked(&*open(&path, &[classes.clone()]).unwrap(), 0..140, 0..4).unwrap_err();
+    let error = walked(&*open(&path, std::slice::from_ref(&classes)).unwrap(), 0..140, 0..4).unwrap_err();
     assert!(error.message.contains("line 100") && error.message.contains("not a number"), "{error}");
     assert_eq!(error.file.as_deref(), Some(path.as_path()));
     let skips = ("on_error", text("skip"));

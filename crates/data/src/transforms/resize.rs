@@ -1,6 +1,6 @@
 //! `resize`: images of another size, by convolution with a filter as wide as the reduction asks for.
 //!
-//! [`crate::resample`] does the work, in whole numbers: the bytes are those of Pillow, and the size that of torchvision.
+//! `crate::resample` does the work, in whole numbers: the bytes are those of Pillow, and the size that of torchvision.
 
 use crate::error::ReadError;
 use crate::format::OpenError;

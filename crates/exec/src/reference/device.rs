@@ -271,11 +271,11 @@ fn rounded(x: f64, dtype: DType) -> f64 {
 
 fn read(buffer: &Buffer) -> Dense {
     let (data, count) = (buffer.data, buffer.ty.elements());
-    // SAFETY: the place holds that many elements of its type, and nobody writes it meanwhile.
     unsafe fn all<T: Copy>(data: *mut u8, count: usize, number: impl Fn(T) -> f64) -> Vec<f64> {
+        // SAFETY: the place holds that many elements of its type, and nobody writes it meanwhile.
         (0..count).map(|at| number(unsafe { *data.cast::<T>().add(at) })).collect()
     }
-    // SAFETY: as above.
+    // SAFETY: as it says there.
     let numbers = unsafe {
         match buffer.ty.dtype {
             DType::F32 => all::<f32>(data, count, f64::from),

@@ -179,9 +179,11 @@ impl Output {
         assert!(start <= output.ty.elements(), "a part of the output");
         let dtype = output.ty.dtype;
         // SAFETY: the place is inside the output, or just behind it.
-        match is_half(dtype) {
-            true => Self::Half(HalfRows { data: unsafe { output.data.cast::<u16>().add(start) }, dtype, stride }),
-            false => Self::Full(Rows { data: Address(unsafe { output.data.cast::<f32>().add(start) }), stride }),
+        unsafe {
+            match is_half(dtype) {
+                true => Self::Half(HalfRows { data: output.data.cast::<u16>().add(start), dtype, stride }),
+                false => Self::Full(Rows { data: Address(output.data.cast::<f32>().add(start)), stride }),
+            }
         }
     }
 }

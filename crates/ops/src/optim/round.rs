@@ -309,7 +309,7 @@ mod tests {
         let grad = builder.input("grad", Type::f32([3])).then(kolo_graph::sources::GrainSum { of: "w".into() }, &[]);
         builder.update(param, builder.apply(Own {}, &[param, grad]));
         let rounded = round_weights(&builder.finish().unwrap(), 1).unwrap();
-        let (_, updated) = rounded.updates.iter().next().unwrap();
+        let (_, updated) = rounded.updates.first().unwrap();
         assert!(rounded.maker(*updated).op.is::<RoundBf16>());
     }
 }

@@ -131,10 +131,7 @@ impl Builder<'_> {
         for (rank, actions) in schedule.actions.iter().enumerate() {
             for action in actions {
                 let key = (rank, action.kind, action.stage);
-                if !acts.contains_key(&key) {
-                    let made = self.action(*action);
-                    acts.insert(key, made);
-                }
+                acts.entry(key).or_insert_with(|| self.action(*action));
             }
         }
         let lane = self.scenario.lane(PIPELINE);

@@ -29,7 +29,7 @@ fn args(job: &Path) -> ImportArgs<'_> {
     ImportArgs { model: job, set: &[], overwrite: false }
 }
 
-fn import_to(dir: &Path, file: &Path, job: &PathBuf) -> Result<PathBuf, String> {
+fn import_to(dir: &Path, file: &Path, job: &Path) -> Result<PathBuf, String> {
     let out = dir.join("imported");
     import(&Kinds::default(), &RealDisk::shared(), file, &out, &args(job))
         .map_err(|failure| failure.message().to_owned())?;

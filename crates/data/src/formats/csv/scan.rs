@@ -388,7 +388,7 @@ pub(super) fn read_cell(cell: &[u8], kind: &RecordKind, column: usize, record: &
 pub(in crate::formats) fn line_of(contents: &Contents, offset: u64) -> std::io::Result<u64> {
     let mut lines = Lines { breaks: 0, last: b'\n' };
     std::io::copy(&mut contents.stream_from(0).take(offset), &mut lines)?;
-    let mut next = contents.stream_from(offset).bytes();
+    let mut next = std::io::BufReader::with_capacity(64, contents.stream_from(offset)).bytes();
     while let Some(byte) = next.next().transpose()?.filter(|byte| b"\r\n".contains(byte)) {
         lines.write_all(&[byte])?;
     }

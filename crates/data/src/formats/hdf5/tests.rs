@@ -34,7 +34,7 @@ fn expected(i: usize, name: &str) -> RecordValue {
         "half" => RecordValue::Reals(vec![i as f32]),
         "name" => RecordValue::Text(format!("řádek {i}")),
         "code" => RecordValue::Text(format!("c{i}")),
-        _ => RecordValue::Ints(vec![i64::from(i % 2 == 0)]),
+        _ => RecordValue::Ints(vec![i64::from(i.is_multiple_of(2))]),
     }
 }
 

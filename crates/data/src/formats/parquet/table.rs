@@ -262,7 +262,7 @@ impl Offsets {
         let ordered = match self {
             _ if parts == 0 => true,
             Self::Fixed(size) => {
-                last = parts.checked_mul(*size).unwrap_or(usize::MAX);
+                last = parts.saturating_mul(*size);
                 true
             }
             _ => (0..=parts).all(|at| follow(self.at(at))),

@@ -240,8 +240,8 @@ fn short_name(header: &[u8]) -> Vec<u8> {
 /// A number in octal digits, or in base 256 if its first bit is set.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
-        let digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());
-        return digits.fold(Some(0u64), |value, digit| value?.checked_mul(256)?.checked_add(u64::from(digit)));
+        let mut digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());
+        return digits.try_fold(0u64, |value, digit| value.checked_mul(256)?.checked_add(u64::from(digit)));
     }
     let text = std::str::from_utf8(until_zero(field)).ok()?.trim_matches(' ');
     if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }

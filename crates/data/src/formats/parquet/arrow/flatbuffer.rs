@@ -150,7 +150,10 @@ mod tests {
         let whole = sample();
         let walk = |bytes: &[u8]| -> Result<(), Broken> {
             let table = Table::root(bytes)?;
-            (table.byte(0)?, table.int(1, 0)?, table.text(2)?, table.structs::<8>(3)?);
+            table.byte(0)?;
+            table.int(1, 0)?;
+            table.text(2)?;
+            table.structs::<8>(3)?;
             for below in table.tables(4)? {
                 below?.table(0)?;
             }

@@ -230,7 +230,7 @@ pub(super) fn read_block(contents: &Contents, block: &Block) -> Result<(Bytes, u
         return Err(contents.damaged(0, "a message has a negative offset or size"));
     };
     let mut bytes = Vec::new();
-    let len = meta.checked_add(body).unwrap_or(u64::MAX);
+    let len = meta.saturating_add(body);
     contents.read_into(offset, len, &mut bytes)?;
     let decompressed = check_sizes(contents, offset, &bytes, meta)?;
     Ok((bytes.into(), decompressed.max(body)))
