@@ -1,6 +1,6 @@
 """The memory of a run over data ten times as large as its cache: it must not grow with the samples it has seen.
 
-Images of 64 × 64 in one tar archive are trained on for two epochs, without a cache, with a cache of a tenth of the decoded
+Images of 64 × 64 in one tar archive are trained on for some epochs, without a cache, with a cache of a tenth of the decoded
 images, and as a stream with a buffer of 1,000 records. The resident set is read every 20 ms; the table has its largest value
 in each tenth of the run from the third to the ninth, in MiB. (In the first two memory is touched for the first time, and at
 the end the summary measures the machine's rates on arrays of its own.)
@@ -31,7 +31,7 @@ batch = 64
 grains = 1
 {keys}
 [train]
-epochs = 2
+epochs = {epochs}
 """
 
 
@@ -59,9 +59,9 @@ def resident_mib(pid):
         return None
 
 
-def tenths(binary, folder, keys):
+def tenths(binary, folder, epochs, keys):
     """The largest resident set in each tenth of the run."""
-    (folder / "job.toml").write_text(JOB.format(keys=keys))
+    (folder / "job.toml").write_text(JOB.format(keys=keys, epochs=epochs))
     command = [binary, "train", "job.toml", "--no-out", "--quiet", "--device", "cpu"]
     child = subprocess.Popen(command, cwd=folder)
     seen = []
@@ -77,6 +77,7 @@ def tenths(binary, folder, keys):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--binary", default=KOLO)
     args = parser.parse_args()
     decoded = args.images * SIDE * SIDE * CHANNELS
@@ -89,7 +90,7 @@ def main():
         make(Path(folder), args.images)
         print(f"{args.images} images, {decoded / 2**20:.0f} MiB decoded; the largest resident set in tenths 3 to 9, MiB")
         for name, keys in kinds.items():
-            row = tenths(Path(args.binary).resolve(), Path(folder), keys)
+            row = tenths(Path(args.binary).resolve(), Path(folder), args.epochs, keys)
             print(f"| {name} | " + " | ".join(f"{value:.0f}" for value in row[2:9]) + " |", flush=True)
 
 
