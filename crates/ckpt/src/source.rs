@@ -5,7 +5,7 @@ use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, SharedDisk};
 use crate::error::CkptError;
 use crate::manifest::{MANIFEST, Role, TensorInfo};
-use crate::safetensors::SafetensorsFile;
+use crate::safetensors::{self, SafetensorsFile};
 use kolo_graph::DType;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,9 @@ pub struct TensorView<'a> {
     pub name: &'a str,
     /// `None` if it has a type that kolo does not support.
     pub dtype: Option<DType>,
+    /// What the format calls its type.
+    pub type_name: &'a str,
+    pub bytes: u64,
     pub shape: &'a [usize],
     /// What a safetensors file does not say.
     pub role: Option<Role>,
@@ -33,7 +36,15 @@ pub struct TensorView<'a> {
 
 impl<'a> TensorView<'a> {
     fn of(tensor: &'a TensorInfo) -> Self {
-        Self { name: &tensor.name, dtype: Some(tensor.dtype), shape: &tensor.whole, role: Some(tensor.role) }
+        let bytes = (kolo_graph::types::count(&tensor.whole) * tensor.dtype.bytes()) as u64;
+        Self {
+            name: &tensor.name,
+            dtype: Some(tensor.dtype),
+            type_name: safetensors::type_name(tensor.dtype),
+            bytes,
+            shape: &tensor.whole,
+            role: Some(tensor.role),
+        }
     }
 
     pub fn elements(&self) -> usize {
@@ -44,7 +55,8 @@ impl<'a> TensorView<'a> {
 impl std::fmt::Display for TensorView<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let sizes: Vec<String> = self.shape.iter().map(usize::to_string).collect();
-        write!(f, "{}[{}]", self.dtype.map_or("?", DType::name), sizes.join(","))
+        let name = self.dtype.map_or_else(|| self.type_name.to_lowercase(), |dtype| dtype.name().into());
+        write!(f, "{name}[{}]", sizes.join(","))
     }
 }
 
@@ -73,6 +85,8 @@ impl TensorSource {
                     .map(|tensor| TensorView {
                         name: &tensor.name,
                         dtype: tensor.dtype(),
+                        type_name: &tensor.type_name,
+                        bytes: tensor.place.end - tensor.place.start,
                         shape: &tensor.shape,
                         role: None,
                     })

@@ -191,12 +191,19 @@ pub fn open_files(disk: &dyn Disk, path: &Path) -> Result<Vec<SafetensorsFile>, 
         true => SafetensorsFile::open(disk, &path.with_file_name(name)),
         false => Err(refused(format!("there is no file `{name}` beside it"))),
     };
-    let files = names.iter().map(|name| open(name)).collect::<Result<Vec<_>, _>>()?;
+    if weight_map.is_empty() {
+        return Err(refused("it names no tensor".into()));
+    }
+    let mut files = names.iter().map(|name| open(name)).collect::<Result<Vec<_>, _>>()?;
     for (tensor, name) in &weight_map {
         let holds = names.iter().zip(&files).any(|(held, file)| *held == name && file.tensor(tensor).is_some());
         if !holds {
             return Err(refused(format!("it says that `{name}` holds `{tensor}`, and it does not")));
         }
+    }
+    // What else a file holds is not of this model, or another file has it.
+    for (name, file) in names.iter().zip(&mut files) {
+        file.tensors.retain(|tensor| weight_map.get(&tensor.name) == Some(*name));
     }
     Ok(files)
 }
@@ -305,13 +312,18 @@ fn places(
                 );
                 continue;
             }
-            places.insert(wanted.name.clone(), (at, number, layout));
+            if let Some((other, twin, _)) = places.insert(wanted.name.clone(), (at, number, layout)) {
+                let (other, twin) = (&files[other], &files[other].tensors[twin].name);
+                let what =
+                    format!("is `{}` of the job's model, and so is `{twin}` of {}", wanted.name, other.path.display());
+                refuse(file, &tensor.name, what, "leave one of them out");
+            }
         }
     }
-    if let (None, Some(file)) = (&wrong, files.first()) {
+    if wrong.is_none() {
         let missing = wanted.iter().find(|wanted| !places.contains_key(&wanted.name));
         wrong = missing.map(|missing| CkptError::Tensor {
-            path: file.path.clone(),
+            path: files.first().map_or(PathBuf::new(), |file| file.path.clone()),
             tensor: architecture.theirs(&missing.name).map_or_else(|| missing.name.clone(), |(theirs, _)| theirs),
             what: format!("is missing, but the job's model needs it as `{}` ({name})", missing.name),
             hint: "change `[model]` so that the layers are the same".into(),

@@ -9,6 +9,7 @@ use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Worker};
 use kolo_cluster::{Introduction, RankInfo};
+use kolo_data::LoadTimes;
 use kolo_exec::Options;
 use kolo_train::machine::peak_rss_bytes;
 use kolo_train::report::StepTimes;
@@ -87,7 +88,7 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
         meter.step(times[times.len() - 1], &trainer.session().take_waited(), trainer.take_data_wait());
         meter.count(&trainer);
     }
-    let communication = meter.gather(world, 0)?;
+    let communication = meter.gather(world, LoadTimes::default())?;
     if world.rank() > 0 {
         return Ok(());
     }

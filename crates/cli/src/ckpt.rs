@@ -114,7 +114,6 @@ fn show(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
     if let Some(checkpoint) = source.checkpoint() {
         show_header(checkpoint);
     }
-    let bytes = |tensor: &TensorView<'_>| tensor.elements() * tensor.dtype.map_or(0, |dtype| dtype.bytes());
     for (role, title) in [
         (Some(Role::Parameter), "parameters"),
         (Some(Role::Statistic), "statistics"),
@@ -126,7 +125,7 @@ fn show(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
             continue;
         }
         let elements = of_role.iter().map(|tensor| tensor.elements() as u64).sum();
-        let size = of_role.iter().map(|tensor| bytes(tensor) as u64).sum();
+        let size = of_role.iter().map(|tensor| tensor.bytes).sum();
         println!("\n{title}: {} tensors, {} elements, {}", of_role.len(), format_count(elements), format_bytes(size));
         of_role.iter().for_each(|tensor| println!("  {:<44} {tensor}", tensor.name));
     }
@@ -200,12 +199,7 @@ fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
 
 fn compare(disk: &SharedDisk, first: &Path, second: &Path) -> Result<(), Failure> {
     let (a, b) = (opened(disk, first)?, opened(disk, second)?);
-    let total = a
-        .tensors()
-        .iter()
-        .map(|tensor| tensor.elements() * tensor.dtype.map_or(0, |dtype| dtype.bytes()))
-        .sum::<usize>();
-    let bar = bar(total as u64);
+    let bar = bar(a.tensors().iter().map(|tensor| tensor.bytes).sum());
     let difference = diff(&a, &b, &|bytes| bar.set_position(bytes));
     bar.finish_and_clear();
     let Difference { tensors, same, settings } = difference?;

@@ -1,7 +1,7 @@
 //! `kolo eval`: how good a trained model is.
 
 use crate::classes;
-use crate::fail::{Failure, check_writable, write_file};
+use crate::fail::{Failure, check_writable, refuse_inputs, write_file};
 use crate::load::Kinds;
 use crate::output::println;
 use crate::progress::Bar;
@@ -116,7 +116,10 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
         let message = "--data: the run was trained on built-in data, which tell nobody what files must hold";
         return Err(Failure::usage(message, "leave --data out to evaluate on its held-out samples"));
     }
-    let mut evaluated = evaluate(job_of(kinds, args, &trained, &executor)?, args, &trained)?;
+    let job = job_of(kinds, args, &trained, &executor)?;
+    let report = args.report.as_deref();
+    report.map_or(Ok(()), |path| refuse_inputs("--report", path, &*job.source, args.saved.job.as_deref()))?;
+    let mut evaluated = evaluate(job, args, &trained)?;
     let held_out = readable(&evaluated.job);
     let skipped = evaluated.job.split.held_out_len() - held_out.len();
     if skipped > 0 {

@@ -3,6 +3,7 @@
 use crate::output;
 use crate::whole_file::WholeFile;
 use kolo_comm::Fault;
+use kolo_data::Source;
 use kolo_graph::settings::SettingError;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -152,6 +153,16 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
         let _ = std::fs::remove_file(path);
     }
     Ok(())
+}
+
+/// Refuses to write over what a command reads: its data, its job file.
+pub fn refuse_inputs(flag: &str, path: &Path, data: &dyn Source, job: Option<&Path>) -> Result<(), Failure> {
+    let is_job =
+        || job.is_some_and(|job| path.canonicalize().is_ok_and(|path| job.canonicalize().is_ok_and(|job| job == path)));
+    match data.reads(path) || is_job() {
+        true => Err(Failure::usage(format!("{flag}: {} is one of the inputs", path.display()), "choose another name")),
+        false => Ok(()),
+    }
 }
 
 /// Writes a file, or says why not, and leaves the one that was there.

@@ -242,7 +242,7 @@ struct Sink {
     format: Format,
 }
 
-fn target(args: &PredictArgs) -> Result<Sink, Failure> {
+fn target(args: &PredictArgs, all: &[Given]) -> Result<Sink, Failure> {
     let by_ending =
         |path: &PathBuf| match path.extension().is_some_and(|ending| ending == "jsonl" || ending == "ndjson") {
             true => Format::Jsonl,
@@ -252,10 +252,8 @@ fn target(args: &PredictArgs) -> Result<Sink, Failure> {
     let Some(path) = &args.out else {
         return Ok(Sink { out: Box::new(BufWriter::new(output::Out)), file: None, format });
     };
-    let is_out =
-        |input: &&String| path.canonicalize().is_ok_and(|path| Path::new(input).canonicalize().ok() == Some(path));
-    if let Some(input) = args.inputs.iter().find(is_out) {
-        let message = format!("--out: {input} is one of the inputs");
+    if all.iter().any(|given| given.source.reads(path)) {
+        let message = format!("--out: {} is one of the inputs", path.display());
         return Err(Failure::usage(message, "choose another name for the predictions"));
     }
     let file = WholeFile::create(path).map_err(|error| cannot_write(path, &error))?;
@@ -273,7 +271,7 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let mut predictor = Predictor::new(trained.model(kinds)?, &executor, threads)?;
     let all = given(kinds, &trained, &joined(&args.inputs), predictor.inputs())?;
     trained.fill(predictor.store_mut(), |_| true)?;
-    let Sink { out, file, format } = target(args)?;
+    let Sink { out, file, format } = target(args, &all)?;
     let kind = predictor.kind();
     let few = !matches!(kind, PredictionKind::Classes { classes, .. } if classes > PROBABILITIES_MAX);
     let (names, probabilities) = (all[0].class_names.clone(), args.probabilities && few);
@@ -360,7 +358,7 @@ fn write_all(
         })?;
         before += list.len();
         let messages = asked.load_times().map(|times| times.skip_messages).unwrap_or_default();
-        skipped.message = skipped.message.or(messages.into_iter().next());
+        skipped.message = skipped.message.or(messages.into_iter().next().map(|(_, message)| message));
     }
     bar.finish();
     Ok(failed.map_or(Ok(skipped), Err))

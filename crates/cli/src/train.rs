@@ -4,7 +4,7 @@ use crate::args::Train;
 use crate::auto;
 use crate::classes;
 use crate::elastic;
-use crate::fail::{Failure, check_writable, write_file};
+use crate::fail::{Failure, check_writable, refuse_inputs, write_file};
 use crate::flags;
 use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
@@ -168,7 +168,11 @@ fn prepare(kinds: &Kinds, args: &Train, rank_info: Option<&RankInfo>) -> Result<
     flags::check(&args.job.workers, rank_info, prepared.world)?;
     // The first rank writes, wherever it runs.
     if rank_info.map_or(args.job.workers.hosts.is_none(), |rank_info| rank_info.rank == 0) {
-        [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
+        for (flag, path) in [("--report", &args.report), ("--trace", &args.trace)] {
+            let Some(path) = path else { continue };
+            check_writable(path)?;
+            refuse_inputs(flag, path, &*prepared.job.source, args.job.job.as_deref())?;
+        }
         if let Some(path) = args.trace.as_deref().filter(|path| is_pipe(path)) {
             let message = format!("--trace {} is a pipe", path.display());
             return Err(Failure::usage(message, "name a regular file: kolo rewrites a timeline while it grows"));

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// A file on its way to its name. Dropping it unfinished leaves nothing.
@@ -16,9 +17,14 @@ impl WholeFile {
     pub fn create(path: &Path) -> io::Result<Self> {
         match path.metadata() {
             Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            _ if let Some(open) = descriptor(path) => Ok(Self { file: open.try_clone_to_owned()?.into(), names: None }),
             Ok(there) if !there.is_file() => Ok(Self { file: OpenOptions::new().write(true).open(path)?, names: None }),
-            // A link stays a link.
-            Ok(_) => Self::beside(path.canonicalize()?),
+            // A link stays a link, and what only the user may read stays so.
+            Ok(there) => {
+                let whole = Self::beside(path.canonicalize()?)?;
+                whole.file.set_permissions(there.permissions())?;
+                Ok(whole)
+            }
             Err(_) => Self::beside(path.into()),
         }
     }
@@ -47,6 +53,18 @@ impl WholeFile {
         }
         Ok(bytes)
     }
+}
+
+/// The open file that a name such as /dev/stdout stands for. What is written goes on where that is, whatever it was redirected
+/// to.
+fn descriptor(path: &Path) -> Option<BorrowedFd<'static>> {
+    let number = match path.to_str()? {
+        "/dev/stdout" => 1,
+        "/dev/stderr" => 2,
+        path => ["/dev/fd/", "/proc/self/fd/"].iter().find_map(|start| path.strip_prefix(start))?.parse().ok()?,
+    };
+    // SAFETY: an open descriptor, which is used only to copy it; closed ones are refused by the system.
+    path.exists().then(|| unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 impl Drop for WholeFile {

@@ -134,7 +134,7 @@ impl Array {
             .ok_or_else(|| unread(format!("has the shape {shape:?}: a sample must have 1 to {ROW_BYTES_MAX} bytes")))?;
         let all = row_bytes.checked_mul(*samples as u64);
         match all {
-            Some(bytes) if bytes <= available => contents.check(start, bytes)?,
+            Some(bytes) if bytes == available => contents.check(start, bytes)?,
             _ => {
                 let needed = all.map_or("more than can be counted".into(), |bytes| bytes.to_string());
                 let message =
@@ -377,10 +377,19 @@ fn same_samples(arrays: &[Array], settings: &Settings) -> Result<usize, OpenErro
     if arrays.iter().all(|array| array.samples() == samples) {
         return Ok(samples);
     }
-    let lengths: Vec<String> = arrays.iter().map(|array| format!("{} {}", array.name, array.samples())).collect();
-    let path = arrays[0].path().display();
-    let message = format!("names {path}, whose arrays have different numbers of samples: {}", lengths.join(", "));
-    Err(settings.wrong("source", message, "name those to read, such as `arrays = \"x, y\"`").into())
+    let path = arrays[0].path();
+    let length = |array: &Array| match array.path() == path {
+        true => format!("{} {}", array.name, array.samples()),
+        false => format!("{} {} (in {})", array.name, array.samples(), array.path().display()),
+    };
+    let lengths: Vec<String> = arrays.iter().map(length).collect();
+    let message =
+        format!("names {}, whose arrays have different numbers of samples: {}", path.display(), lengths.join(", "));
+    let hint = match arrays.len() > 2 && settings.peek("arrays").is_none() {
+        true => "name those to read, such as `arrays = \"x, y\"`",
+        false => "give arrays with the same number of samples",
+    };
+    Err(settings.wrong("source", message, hint).into())
 }
 
 /// The arrays that `data.arrays` names, in that order.

@@ -4,6 +4,7 @@ use crate::error::ReadError;
 use crate::load_times::LoadTimes;
 use crate::source::{Draw, Row, SampleCost, SampleName, Source};
 use kolo_graph::field::{Column, Field};
+use std::path::Path;
 
 /// The samples of a source that a list names, in its order.
 #[derive(Debug)]
@@ -49,6 +50,10 @@ impl Source for ChosenSamples {
 
     fn in_order(&self) -> bool {
         self.source.in_order()
+    }
+
+    fn reads(&self, file: &Path) -> bool {
+        self.source.reads(file)
     }
 
     fn describe(&self) -> String {

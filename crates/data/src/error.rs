@@ -74,6 +74,15 @@ impl ReadError {
         }
     }
 
+    /// Where nothing can be skipped, a hint that says so would not help.
+    pub fn without_skipping(self) -> Self {
+        let remedies: Vec<&str> = self.hint.split(", or ").filter(|remedy| !remedy.contains("on_error")).collect();
+        match remedies.is_empty() {
+            true => self,
+            false => Self { hint: remedies.join(", or "), ..self },
+        }
+    }
+
     /// What happened, in one line and without the hint.
     pub fn what(&self) -> String {
         let sample = self.sample.map_or("a sample".into(), |sample| format!("sample {sample}"));

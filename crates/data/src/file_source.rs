@@ -327,6 +327,14 @@ impl Source for FileSource {
         self.cache.iter().for_each(|cache| cache.share(processes));
     }
 
+    fn reads(&self, file: &Path) -> bool {
+        let Ok(file) = file.canonicalize() else { return false };
+        let is_it = |path: &Path| path.canonicalize().is_ok_and(|path| path == file);
+        self.parts.iter().any(|part| {
+            part.files.iter().any(|own| is_it(&own.path)) || part.reader.files().iter().any(|own| is_it(own))
+        })
+    }
+
     fn describe(&self) -> String {
         let part = |part: &Part| {
             let bytes: u64 = part.files.iter().filter(|file| !file.is_directory).map(|file| file.bytes).sum();

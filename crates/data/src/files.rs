@@ -106,6 +106,12 @@ impl DataFile {
     /// A file with random access to the contents: the file itself, or, if it is packed, what it unpacks to, in a temporary
     /// file without a name that goes with the process.
     pub fn contents(&self, settings: &Settings) -> Result<Contents, crate::format::OpenError> {
+        if self.is_directory {
+            let message = "it is a folder, but files of one format are wanted";
+            return Err(ReadError::new(message, "name the files in it, such as `DIR/*.csv`")
+                .in_file(&self.path)
+                .into());
+        }
         if self.packing()? == Packing::None {
             return Ok(Contents { path: self.path.clone().into(), file: Arc::new(self.open()?), bytes: self.bytes });
         }

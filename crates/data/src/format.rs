@@ -150,6 +150,11 @@ pub(crate) fn choose_by(
             settings.wrong("format", format!("is \"{asked}\", which is not known"), hint).into()
         });
     }
+    if extension == "json" && head.trim_ascii_start().starts_with(b"[") {
+        let message = format!("names {}, a JSON array", path.display());
+        let hint = "make JSON Lines of it, an object per line: `jq -c '.[]' a.json > a.jsonl`";
+        return Err(settings.wrong("source", message, hint).into());
+    }
     let by_ending: Vec<&Format> = FORMATS.iter().filter(|format| format.extensions.contains(&extension)).collect();
     let sniffed = |formats: &[&'static Format]| formats.iter().find(|format| (format.sniff)(path, head)).copied();
     let all: Vec<&'static Format> = FORMATS.iter().collect();

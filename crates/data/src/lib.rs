@@ -30,7 +30,7 @@ mod guard;
 pub mod image;
 pub mod index_file;
 pub mod inspect;
-mod load_times;
+pub mod load_times;
 mod noise;
 mod parts;
 pub mod prefetch;

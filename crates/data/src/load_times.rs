@@ -2,13 +2,13 @@
 
 use crate::error::ReadError;
 use kolo_base::lock;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Messages about samples that were left out, kept for the report.
-const MESSAGES_MAX: usize = 5;
+pub const MESSAGES_MAX: usize = 5;
 
 /// What loading samples took so far, over all threads of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub struct LoadTimes {
     pub cached: u64,
     /// Samples that could not be read, and for which another one stood in, or none.
     pub skipped: u64,
-    /// What was wrong with the first of them.
-    pub skip_messages: Vec<String>,
+    /// What was wrong with the first of them, with the sample's number.
+    pub skip_messages: Vec<(usize, String)>,
 }
 
 impl LoadTimes {
@@ -57,7 +57,7 @@ pub(crate) struct LoadMeter {
     transform_ns: AtomicU64,
     cached: AtomicU64,
     skipped: AtomicU64,
-    messages: Mutex<Vec<String>>,
+    messages: Mutex<BTreeMap<usize, String>>,
     /// Samples that could not be read.
     unreadable: Mutex<BTreeSet<usize>>,
 }
@@ -93,8 +93,13 @@ impl LoadMeter {
         lock(&self.unreadable).insert(sample);
         let mut messages = lock(&self.messages);
         let message = error.what();
-        if messages.len() < MESSAGES_MAX && !messages.contains(&message) {
-            messages.push(message);
+        // The first in the order of samples, whichever thread met them first.
+        if messages.values().any(|known| *known == message) {
+            return;
+        }
+        messages.insert(sample, message);
+        if messages.len() > MESSAGES_MAX {
+            messages.pop_last();
         }
     }
 
@@ -112,7 +117,7 @@ impl LoadMeter {
             transform_ns: of(&self.transform_ns),
             cached: of(&self.cached),
             skipped: of(&self.skipped),
-            skip_messages: lock(&self.messages).clone(),
+            skip_messages: lock(&self.messages).clone().into_iter().collect(),
         }
     }
 }

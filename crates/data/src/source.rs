@@ -66,6 +66,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether this file is among those that it reads, so that nobody writes over it.
+    fn reads(&self, _file: &Path) -> bool {
+        false
+    }
+
     /// One line for the terminal.
     fn describe(&self) -> String;
 

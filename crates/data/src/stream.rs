@@ -175,8 +175,8 @@ impl StreamSettings {
         let files = settings.bool("stream", false)?;
         if files || is_pipe {
             let buffer = settings.count_in("shuffle_buffer", SHUFFLE_BUFFER, 1, SHUFFLE_BUFFER_MAX)?;
-            let samples = settings.count("samples", 0, 0)?;
-            return Ok(Some(Self { files, buffer, samples: (samples > 0).then_some(samples) }));
+            let samples = settings.peek("samples").is_some().then(|| settings.count("samples", 1, 1)).transpose()?;
+            return Ok(Some(Self { files, buffer, samples }));
         }
         match ["shuffle_buffer", "samples"].into_iter().find(|key| settings.peek(key).is_some()) {
             Some(key) => {

@@ -77,7 +77,7 @@ pub(crate) struct WindowShape {
 
 impl WindowShape {
     pub fn read(settings: &Settings) -> Result<Self, OpenError> {
-        let context = settings.count_in("context", CONTEXT, 1, CONTEXT_MAX)?;
+        let context = settings.count_in("context", CONTEXT, 2, CONTEXT_MAX)?;
         let stride = settings.count_in("stride", context, 1, SIZE_MAX)?;
         Ok(Self { context, stride })
     }

@@ -129,27 +129,28 @@ impl Record {
 
 impl Files {
     fn create(dir: &Path, job_text: &str, resumed: Option<(usize, bool)>) -> Result<Self, Error> {
-        let failed = |error: std::io::Error| write_error(dir, &error);
         begin_in(dir, job_text)?;
+        let metrics = dir.join("metrics.jsonl");
         Ok(Self {
             dir: dir.into(),
             metrics: match resumed {
-                Some((step, pending)) => MetricsFile::resume(&dir.join("metrics.jsonl"), step as u64, pending),
-                None => MetricsFile::create(&dir.join("metrics.jsonl")),
+                Some((step, pending)) => MetricsFile::resume(&metrics, step as u64, pending),
+                None => MetricsFile::create(&metrics),
             }
-            .map_err(failed)?,
-            events: events_from(dir, resumed.map(|(step, _)| step as u64 + 1)).map_err(failed)?,
+            .map_err(|error| write_error(&metrics, &error))?,
+            events: events_from(dir, resumed.map(|(step, _)| step as u64 + 1))
+                .map_err(|error| write_error(dir, &error))?,
         })
     }
 
     fn reopen(dir: &Path, job_text: &str, steps: Range<u64>, pending: bool) -> Result<Self, Error> {
-        let failed = |error: std::io::Error| write_error(dir, &error);
         // The file that the run began with stays as it is: a disk that is full by now would empty it.
         if std::fs::read_to_string(dir.join(JOB_FILE)).ok().as_deref() != Some(job_text) {
             begin_in(dir, job_text)?;
         }
-        let events = events_from(dir, Some(steps.end)).map_err(failed)?;
-        let metrics = MetricsFile::reopen(&dir.join("metrics.jsonl"), steps, pending).map_err(failed)?;
+        let events = events_from(dir, Some(steps.end)).map_err(|error| write_error(dir, &error))?;
+        let path = dir.join("metrics.jsonl");
+        let metrics = MetricsFile::reopen(&path, steps, pending).map_err(|error| write_error(&path, &error))?;
         Ok(Self { dir: dir.into(), metrics, events })
     }
 

@@ -7,7 +7,7 @@ use crate::quantiles::Quantiles;
 use crate::rate_scaling::RateScaling;
 use crate::supply::Loader;
 use crate::trainer::Evaluation;
-use kolo_data::LoadTimes;
+use kolo_data::load_times::{LoadTimes, MESSAGES_MAX};
 use kolo_parallel::Roles;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
@@ -80,7 +80,7 @@ impl DataStages {
 pub struct Skipped {
     /// How often, on all ranks.
     pub samples: u64,
-    /// What was wrong with the first of this rank.
+    /// What was wrong with the first of them, in the order of samples.
     pub messages: Vec<String>,
 }
 
@@ -189,6 +189,9 @@ pub struct RankTimes {
     pub sent_bytes: BTreeMap<String, u64>,
     /// The parts of `exposed_ms`, by the axis of the mesh; along `pipeline` that is mostly the bubble.
     pub waited_ms: BTreeMap<String, f64>,
+    /// What was wrong with some of the samples that it could not read, with their numbers.
+    #[serde(skip)]
+    pub skip_messages: Vec<(usize, String)>,
 }
 
 /// A group of workers that an elastic job had.
@@ -259,11 +262,11 @@ pub struct Report {
     pub epochs_per_s: f64,
     /// Each evaluation of the run.
     pub history: Vec<EpochRow>,
-    /// With parameter servers only.
-    #[serde(skip_serializing_if = "Option::is_none")]
     /// What the run was to leave on disk and could not; the command fails then.
     #[serde(skip)]
     pub unwritten: Option<String>,
+    /// With parameter servers only.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub asynchronous: Option<Roles>,
     /// Of an elastic job only: each group of workers it had.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -277,10 +280,20 @@ impl Report {
     /// Adds what this rank and, with several workers, all others could not read.
     pub(crate) fn count_skipped(&mut self, own: Option<LoadTimes>) {
         let own = own.unwrap_or_default();
-        let samples = match &self.communication {
-            Some(communication) => communication.ranks.iter().map(|rank| rank.skipped).sum(),
-            None => own.skipped,
+        let (samples, messages) = match &self.communication {
+            Some(communication) => {
+                let of_all = communication.ranks.iter().flat_map(|rank| rank.skip_messages.iter().cloned());
+                (communication.ranks.iter().map(|rank| rank.skipped).sum(), of_all.collect())
+            }
+            None => (own.skipped, own.skip_messages),
         };
-        self.skipped = (samples > 0).then_some(Skipped { samples, messages: own.skip_messages });
+        let by_sample: BTreeMap<usize, String> = messages.into_iter().collect();
+        let mut messages: Vec<String> = Vec::new();
+        for message in by_sample.into_values() {
+            if messages.len() < MESSAGES_MAX && !messages.contains(&message) {
+                messages.push(message);
+            }
+        }
+        self.skipped = (samples > 0).then_some(Skipped { samples, messages });
     }
 }

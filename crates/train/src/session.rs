@@ -23,6 +23,7 @@ use crate::together::{self, Meter, Wishes};
 use crate::trainer::{Evaluation, Trainer};
 pub use crate::worker_group::WorkerGroup;
 use kolo_comm::Communicator;
+use kolo_data::LoadTimes;
 use kolo_exec::store::Saved;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -150,10 +151,10 @@ impl Ties {
     }
 
     /// All ranks have the same weights; how they got on.
-    fn close(&self, weights: &str, skipped: u64) -> Result<Option<Communication>, Error> {
+    fn close(&self, weights: &str, load: LoadTimes) -> Result<Option<Communication>, Error> {
         let Some(workers) = self.workers() else { return Ok(None) };
         together::same_weights(workers, weights)?;
-        self.meter.gather(workers, skipped).map(Some)
+        self.meter.gather(workers, load).map(Some)
     }
 }
 
@@ -690,8 +691,8 @@ impl<'r> Run<'r> {
 
     fn finish(&self, ended: &str) -> Result<Report, Error> {
         let mut report = self.report(ended)?;
-        let skipped = self.job.source.load_times().map_or(0, |times| times.skipped);
-        report.communication = self.ties.close(&report.weights, skipped)?;
+        let load = self.job.source.load_times().unwrap_or_default();
+        report.communication = self.ties.close(&report.weights, load)?;
         report.count_skipped(self.job.source.load_times());
         report.history = self.history.clone();
         report.generations = self.generations.clone();

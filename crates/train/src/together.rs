@@ -8,6 +8,7 @@ use crate::timeline::{COMMUNICATION, Timeline};
 use crate::trainer::Trainer;
 use kolo_comm::communicator::CallSpan;
 use kolo_comm::{Communicator, Fault, Reduction};
+use kolo_data::LoadTimes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,11 +37,12 @@ struct Times {
     data_wait_ms: Quantiles,
 }
 
-/// What a rank tells the others of its axes.
+/// What a rank tells the others of its axes, and of the samples that it could not read.
 #[derive(Default, Deserialize, Serialize)]
 struct OfAxes {
     sent_bytes: BTreeMap<String, u64>,
     waited_ms: BTreeMap<String, f64>,
+    skip_messages: Vec<(usize, String)>,
 }
 
 impl Meter {
@@ -95,8 +97,8 @@ impl Meter {
         self.times.waited_ms.iter().map(|(axis, waited_ms)| (axis.clone(), waited_ms.median())).collect()
     }
 
-    /// Brings all ranks' times together, and how many samples each could not read. All ranks call it.
-    pub fn gather(&self, world: &Communicator, skipped: u64) -> Result<Communication, Error> {
+    /// Brings all ranks' times together, and what samples each could not read. All ranks call it.
+    pub fn gather(&self, world: &Communicator, load: LoadTimes) -> Result<Communication, Error> {
         let rss = peak_rss_bytes().unwrap_or(0);
         let own = [
             self.times.compute_ms.median(),
@@ -104,12 +106,13 @@ impl Meter {
             self.times.exposed_ms.median(),
             self.times.data_wait_ms.median(),
             rss as f64,
-            skipped as f64,
+            load.skipped as f64,
             self.planned_bytes as f64,
         ];
         let mut all = vec![0.0f64; own.len() * world.size()];
         world.all_gather(&own, &mut all)?;
-        let axes = OfAxes { sent_bytes: self.sent_in_step(), waited_ms: self.waited() };
+        let axes =
+            OfAxes { sent_bytes: self.sent_in_step(), waited_ms: self.waited(), skip_messages: load.skip_messages };
         let axes = gather_bytes(Some(world), &serde_json::to_vec(&axes).unwrap_or_default())?;
         let mut axes: Vec<OfAxes> = axes.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
         let rank = |(rank, times): (usize, &[f64])| RankTimes {
@@ -124,6 +127,7 @@ impl Meter {
             planned_bytes: times[6] as u64,
             sent_bytes: std::mem::take(&mut axes[rank].sent_bytes),
             waited_ms: std::mem::take(&mut axes[rank].waited_ms),
+            skip_messages: std::mem::take(&mut axes[rank].skip_messages),
         };
         let ranks: Vec<RankTimes> = all.chunks(own.len()).enumerate().map(rank).collect();
         let mean = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;

@@ -79,6 +79,12 @@ fn an_index_must_be_that_of_its_files() {
     assert!(error.contains("weights-00003-of-00002.safetensors"), "{error}");
     let error = refused(text.replace("weights-00002", "../weights-00002"));
     assert!(error.contains("there is no file `../weights-00002-of-00002.safetensors` beside it"), "{error}");
+    let error = refused("{\"weight_map\": {}}".into());
+    assert!(error.contains("it names no tensor"), "{error}");
+    // What it does not name is not taken from a file that holds it.
+    std::fs::write(&index, r#"{"weight_map": {"none": "weights-00001-of-00002.safetensors"}}"#).unwrap();
+    let files = open_files(disk.as_ref(), &index).unwrap();
+    assert_eq!(files[0].tensors.iter().map(|tensor| tensor.name.as_str()).collect::<Vec<_>>(), ["none"]);
 }
 
 #[test]
@@ -174,6 +180,17 @@ fn linked_checkpoints_are_read_and_not_removed() {
     let steps: Vec<u64> = list(&disk, &root).unwrap().iter().map(|listed| listed.name.step).collect();
     assert_eq!(steps, [200, 300]);
     assert_eq!(newest_valid(&disk, &elsewhere).unwrap().checkpoint.unwrap().header().step, 300);
+    // What the link names may be away, as with a disk that is not mounted.
+    std::fs::rename(&elsewhere, dir.path().join("away")).unwrap();
+    let found = newest_valid(&disk, &root).unwrap();
+    assert_eq!(found.checkpoint.unwrap().header().step, 200);
+    assert!(found.skipped[0].0.ends_with("step-00000300"), "{:?}", found.skipped);
+    assert_eq!(list(&disk, &root).unwrap().iter().filter(|listed| listed.checkpoint.is_err()).count(), 1);
+    // A new one of its step goes beside it.
+    let staging = staging_dir(&root, 300, 0);
+    let shards = [write_rank(&RealDisk, &staging, &state(3, 10), (0, 1), 256).unwrap()];
+    commit(&RealDisk, &root, &staging, &header(300), &shards).unwrap();
+    assert_eq!(newest_valid(&disk, &root).unwrap().checkpoint.unwrap().header().step, 300);
 }
 
 /// Nobody writes into it, so opening it would wait for ever.

@@ -127,7 +127,7 @@ fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
 
 pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     let failed = |error: WriteError| match error {
-        WriteError::Read(error) => kolo_train::Error::from(error).into(),
+        WriteError::Read(error) => kolo_train::Error::from(error.without_skipping()).into(),
         WriteError::Unfit { message, hint } => Failure::usage(message, &hint),
         WriteError::Io(error) => io_failure(&args.to, &error),
     };

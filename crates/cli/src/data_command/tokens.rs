@@ -6,13 +6,13 @@ use crate::fail::Failure;
 use crate::output::println;
 use clap::{Args, Subcommand};
 use kolo_data::ReadError;
-use kolo_data::files;
+use kolo_data::files::{self, DataFile};
 use kolo_data::format::OpenError;
 use kolo_data::formats::tokens::Description;
 use kolo_data::tokenizer::{TextSource, Tokenizer, train_on, write_corpus};
 use kolo_graph::settings::Settings;
 use kolo_train::machine::format_count;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Subcommand)]
 pub enum TokensCommand {
@@ -74,7 +74,8 @@ pub fn tokens(command: &TokensCommand) -> Result<(), Failure> {
 }
 
 /// The text that the arguments name, and the bytes of its files.
-fn text_of(patterns: &[String], column: Option<&str>) -> Result<(TextSource, u64), Failure> {
+/// The text of the files, of which none is the one to be written.
+fn text_of(patterns: &[String], column: Option<&str>, out: &Path) -> Result<(TextSource, u64), Failure> {
     let settings = Settings::new("", "the command line");
     let mut all = Vec::new();
     for pattern in patterns {
@@ -82,6 +83,14 @@ fn text_of(patterns: &[String], column: Option<&str>) -> Result<(TextSource, u64
     }
     if let Some(file) = all.iter().find(|file| file.is_directory) {
         return Err(Failure::usage(format!("{} is a directory", file.path.display()), "name the files in it"));
+    }
+    let is_out =
+        |file: &&DataFile| out.canonicalize().is_ok_and(|out| file.path.canonicalize().is_ok_and(|file| file == out));
+    if let Some(file) = all.iter().find(is_out) {
+        return Err(Failure::usage(
+            format!("--out: {} is one of the inputs", file.path.display()),
+            "choose another name",
+        ));
     }
     let bytes = all.iter().map(|file| file.bytes).sum();
     Ok((TextSource::open(all, column, &settings).map_err(not_opened)?, bytes))
@@ -95,6 +104,7 @@ fn not_opened(error: OpenError) -> Failure {
 }
 
 fn failed(error: ReadError) -> Failure {
+    let error = error.without_skipping();
     let file = error.file.as_ref().map_or(String::new(), |file| format!("{}: ", file.display()));
     let place = error.offset.map_or(String::new(), |offset| format!("byte {offset}: "));
     Failure::job(format!("{file}{place}{}", error.message), &error.hint)
@@ -102,7 +112,7 @@ fn failed(error: ReadError) -> Failure {
 
 fn train(args: &TokensTrain) -> Result<(), Failure> {
     check_absent(&args.out, args.overwrite)?;
-    let (text, bytes) = text_of(&args.files, args.column.as_deref())?;
+    let (text, bytes) = text_of(&args.files, args.column.as_deref(), &args.out)?;
     let progress = ByteProgress::new(bytes, "reading", args.quiet);
     let trained = train_on(&text, args.vocab, &args.out, |bytes| progress.add(bytes));
     progress.finish();
@@ -120,7 +130,7 @@ fn train(args: &TokensTrain) -> Result<(), Failure> {
 fn apply(args: &TokensApply) -> Result<(), Failure> {
     check_absent(&args.out, args.overwrite)?;
     check_absent(&Description::path(&args.out), args.overwrite)?;
-    let (text, bytes) = text_of(&args.files, args.column.as_deref())?;
+    let (text, bytes) = text_of(&args.files, args.column.as_deref(), &args.out)?;
     let tokenizer = match &args.tokenizer {
         Some(path) => Tokenizer::open(path).map_err(failed)?,
         None => Tokenizer::bytes(),

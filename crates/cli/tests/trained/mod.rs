@@ -454,7 +454,22 @@ fn predictions_replace_a_file_only_when_they_are_whole() {
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect("a file");
     let input = read("new.csv");
     fails(dir.path(), &["predict", "run", "new.csv", "--out", "./new.csv"], "new.csv is one of the inputs");
+    fails(dir.path(), &["predict", "run", "ne*.csv", "--out", "new.csv"], "new.csv is one of the inputs");
+    fails(dir.path(), &["predict", "run", "--out", "table.csv"], "table.csv is one of the inputs");
+    fails(dir.path(), &["eval", "run", "--report", "table.csv"], "table.csv is one of the inputs");
+    fails(dir.path(), &["train", "job.toml", "--no-out", "--report", "job.toml"], "job.toml is one of the inputs");
     assert_eq!(read("new.csv"), input);
+    // What was open stays what is written to, and what only the user may read stays so.
+    let shell = "(echo head; $KOLO predict run new.csv --out /dev/stdout --quiet; echo foot) > all.txt; \
+                 touch own.csv; chmod 600 own.csv; $KOLO predict run new.csv --out own.csv --quiet; stat -c %a own.csv";
+    let done = std::process::Command::new("sh")
+        .args(["-c", shell])
+        .current_dir(dir.path())
+        .env("KOLO", env!("CARGO_BIN_EXE_kolo"))
+        .output();
+    assert_eq!(String::from_utf8_lossy(&done.expect("a shell").stdout), "600\n");
+    let all = read("all.txt");
+    assert!(all.starts_with("head\nrecord,") && all.ends_with("\nfoot\n") && all.lines().count() == 123, "{all}");
     stdout_of(dir.path(), &["predict", "run", "new.csv", "--out", "said.csv", "--quiet"]);
     let said = read("said.csv");
     std::fs::write(dir.path().join("bad.csv"), format!("{input}oops\n")).expect("a table");

@@ -144,7 +144,10 @@ impl Assembly {
                     (Some(class_of), value @ RecordValue::Ints(_)) => class_of.class(value),
                     (_, value) => lookup.class(value),
                 };
-                sample.y.set_indices().push(class.map_err(|message| ReadError::new(message, self.class_hint()))?);
+                sample
+                    .y
+                    .set_indices()
+                    .push(class.map_err(|message| ReadError::new(message, self.class_hint(value())))?);
             }
             Target::Reals { shape } => {
                 let target = ColumnOfNumbers {
@@ -160,11 +163,19 @@ impl Assembly {
     }
 
     /// What to do about a value that stands for no class.
-    fn class_hint(&self) -> String {
-        let remedy = "name the classes: `classes = [\"a\", \"b\"]` or their number, or correct the file";
-        match &self.class_names {
-            Some(names) => format!("{remedy}; the classes are {}", listed(names)),
-            None => remedy.into(),
+    fn class_hint(&self, value: &RecordValue) -> String {
+        match (value, &self.class_names) {
+            (RecordValue::Missing, _) => {
+                "correct the file, or leave such records out with `on_error = \"skip\"`".into()
+            }
+            (RecordValue::Reals(values), _) if values.len() != 1 => ONE_CLASS_HINT.into(),
+            (RecordValue::Ints(values), _) if values.len() != 1 => ONE_CLASS_HINT.into(),
+            (_, Some(names)) => {
+                let remedy = "name all classes: `classes = [\"a\", \"b\"]`, or correct the file";
+                format!("{remedy}; the classes are {}", listed(names))
+            }
+            (RecordValue::Text(_), None) => "name the classes: `classes = [\"a\", \"b\"]`, or correct the file".into(),
+            _ => "name the classes: `classes = [\"a\", \"b\"]` or their number, or correct the file".into(),
         }
     }
 }
@@ -193,6 +204,9 @@ impl InputColumn {
         Ok(())
     }
 }
+
+const ONE_CLASS_HINT: &str =
+    "a class is one number or text; name another `target`, or train on numbers with `task = \"regression\"`";
 
 /// A column whose values are numbers.
 struct ColumnOfNumbers<'c> {

@@ -52,8 +52,8 @@ pub(crate) fn choose(
         }
     };
     let kind = input_kind(columns, &chosen, settings)?;
-    if target.is_none() && kind == InputKind::Table {
-        // The last column of a table, as most tables have it.
+    if target.is_none() && kind == InputKind::Table && columns.len() > 1 {
+        // The last column of a table, as most tables have it. The only one cannot be told from itself.
         target = chosen.pop_if(|_| inputs.is_empty());
     }
     if target.is_some_and(|target| chosen.contains(&target)) {

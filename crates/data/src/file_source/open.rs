@@ -95,7 +95,12 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     let mut source = FileSource::new(parts, split, assembly, seed, on_error);
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
     source.fields = fields_of(&form, settings)?;
-    source.keep_in(Cache::read(settings)?);
+    let cache = Cache::read(settings)?;
+    if cache.is_some() && source.parts[0].is_pipe() {
+        let message = "keeps samples for the next epoch, but that of a pipe has others: the next ones that come";
+        return Err(settings.wrong("cache", message, "leave `cache` out").into());
+    }
+    source.keep_in(cache);
     // What opening took is no sample's time.
     source.meter = LoadMeter::default();
     Ok(source)

@@ -79,6 +79,12 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
             }
         }
     }
+    if listing.len() == 0 && labels.is_some() {
+        let message = "has a `labels.csv` that names no image";
+        return Err(settings
+            .wrong("source", message, "write a line `NAME,LABEL` for each image, below a header")
+            .into());
+    }
     if listing.len() == 0 {
         let hint = "images have names that end in .png, .jpg or .jpeg";
         return Err(settings.wrong("source", "names no image", hint).into());
@@ -122,7 +128,7 @@ fn add_folder(directory: &Path, listing: &mut Listing, names: &mut Vec<String>) 
     let found = entries(directory)?;
     if found.directories.is_empty() {
         let label = class(names, class_name(directory)?);
-        return Ok(listing.walk(directory, label)?);
+        return Ok(listing.walk(directory, directory, label)?);
     }
     if let Some(loose) = found.images.first() {
         let message = "this image is in no class: there are folders beside it";
@@ -132,7 +138,7 @@ fn add_folder(directory: &Path, listing: &mut Listing, names: &mut Vec<String>) 
     for folder in &found.directories {
         let before = (listing.len(), names.len());
         let label = class(names, class_name(folder)?);
-        listing.walk(folder, label)?;
+        listing.walk(directory, folder, label)?;
         // A folder without images is no class.
         if listing.len() == before.0 {
             names.truncate(before.1);

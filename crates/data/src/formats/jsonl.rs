@@ -76,8 +76,8 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         parts.push(JsonFile { file: ReadAhead::new(contents), offsets }, records);
     }
     if keys.is_empty() {
-        let nothing =
-            || ReadError::new("it is empty", "give a file with a JSON object per line").in_file(&files[0].path);
+        let message = if parts.len() == 0 { "it is empty" } else { "none of its objects has a key" };
+        let nothing = || ReadError::new(message, "give a file with a JSON object per line").in_file(&files[0].path);
         return Err(bad.unwrap_or_else(nothing).into());
     }
     let reasons = keys.values().map(KeyScan::reason).collect();

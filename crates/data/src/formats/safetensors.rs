@@ -122,15 +122,7 @@ impl Entry {
             }
         };
         let bytes = self.end - self.begin;
-        let array = Array::new(name, contents, (data + self.begin, bytes), element, self.shape.clone())?;
-        let used = array.shape.iter().product::<usize>() as u64 * element.bytes();
-        match used == bytes {
-            true => Ok(array),
-            false => {
-                let message = format!("tensor \"{name}\" has {bytes} bytes, but its shape needs {used}");
-                Err(contents.damaged(LENGTH_BYTES, message).into())
-            }
-        }
+        Array::new(name, contents, (data + self.begin, bytes), element, self.shape.clone())
     }
 }
 

@@ -95,6 +95,9 @@ impl StreamFiles {
         };
         let file = pipe_file(name);
         let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head()?;
+        if head.is_empty() {
+            return Err(ReadError::new("it is empty", "write the data into it").in_file(&file.path).into());
+        }
         let chosen =
             format::choose_by(&file.path, &file.extension(), &head[..head.len().min(format::SNIFFED_BYTES)], settings)?;
         let kind = stream_kind(chosen.name, settings, key)?;

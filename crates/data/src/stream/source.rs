@@ -9,6 +9,7 @@ use crate::load_times::LoadTimes;
 use crate::source::{Draw, Row, SampleName, Source};
 use crate::split::{Purpose, Split};
 use kolo_graph::field::{Column, Field};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The shuffle buffer may take this many times what a cache may.
@@ -80,6 +81,10 @@ impl Source for StreamSource {
 
     fn in_order(&self) -> bool {
         true
+    }
+
+    fn reads(&self, file: &Path) -> bool {
+        self.files.reads(file)
     }
 
     fn describe(&self) -> String {

@@ -377,4 +377,12 @@ fn a_pipe_is_walked_once() {
     let held_out = [&keys()[..], &[("holdout", Setting::Float(0.1))]].concat();
     let error = opened("six.csv", &held_out).unwrap_err();
     assert!(error.contains("`data.holdout` cannot be taken from a pipe"), "{error}");
+    let cached = [&keys()[..], &[("cache", text("memory"))]].concat();
+    let error = opened("seven.csv", &cached).unwrap_err();
+    assert!(error.contains("`data.cache` keeps samples for the next epoch"), "{error}");
+    // Its format is told from what has come: a pipe is opened once, and its writer may be gone.
+    assert_eq!(opened("eight", &keys()).unwrap().len(), 100);
+    let empty = piped(directory.path(), "nine", Vec::new());
+    let error = crate::open(SOURCES, empty.to_str().unwrap(), &settings(&keys()), 5, None).unwrap_err().to_string();
+    assert!(error.contains("nine: it is empty"), "{error}");
 }

@@ -75,9 +75,13 @@ impl Listing {
         Ok(())
     }
 
-    /// Adds all images below `directory`.
-    pub fn walk(&mut self, directory: &Path, label: u32) -> Result<(), ReadError> {
+    /// Adds all images below `directory`, which is `root` or in it. A link that leads back to `root` is not followed, either.
+    pub fn walk(&mut self, root: &Path, directory: &Path, label: u32) -> Result<(), ReadError> {
         let mut walk = Walk { listing: self, label, above: Vec::new(), directories: 0 };
+        if root != directory {
+            let meta = fs::metadata(root).map_err(|error| ReadError::io(root, &error))?;
+            walk.above.push((meta.dev(), meta.ino()));
+        }
         walk.enter(directory)
     }
 }

@@ -127,6 +127,7 @@ fn wrong_files_are_refused() {
     for (bytes, expected) in [
         (&b""[..], "it is empty"),
         (b"\n \n", "it is empty"),
+        (b"{}\n{}\n", "none of its objects has a key"),
         (b"hello\n{", "line 1: it is not JSON"),
         (b"3\n", "not a JSON object"),
     ] {

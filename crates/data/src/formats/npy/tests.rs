@@ -124,6 +124,9 @@ fn what_cannot_be_read_is_explained() {
     let huge = b"\x93NUMPY\x01\x00\x4c\x00{'descr': '<f4', 'fortran_order': False, 'shape': (4294967295, 3, 1000), }  ";
     let error = read_error(open_bytes(&FORMAT, huge, &[]).1).to_string();
     assert!(error.contains("needs 51539607540000 bytes, but the file has 0"), "{error}");
+    let longer = b"\x93NUMPY\x01\x00\x3a\x00{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }\nabc";
+    let error = read_error(open_bytes(&FORMAT, longer, &[]).1).to_string();
+    assert!(error.contains("needs 2 bytes, but the file has"), "{error}");
     let long = b"\x93NUMPY\x02\x00\xff\xff\xff\xff{";
     assert!(read_error(open_bytes(&FORMAT, long, &[]).1).message.contains("4294967295 bytes"));
 }

@@ -40,7 +40,11 @@ fn overlapping_and_missing_data_are_refused() {
             4,
             "needs 9 bytes, but the file has 4",
         ),
-        (vec!["\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,4]}".into()], 4, "its shape needs 2"),
+        (
+            vec!["\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,4]}".into()],
+            4,
+            "needs 2 bytes, but the file has 4",
+        ),
         (vec!["\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}".into()], 4, "type F8_E4M3"),
         (vec!["\"a\":7".into()], 0, "is malformed"),
     ] {
