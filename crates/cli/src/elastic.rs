@@ -302,7 +302,7 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
         .map_err(|error| Failure::job(format!("{}: {error}", invited.directory.display()), "the job runs there"))?;
     train.job.threads = args.threads.or(train.job.threads);
     let Prepared { job, .. } = train::check(kinds, &train, None)?;
-    let signals = train::listen(false)?;
+    let signals = train::listen(false, false)?;
     let rank_info = join::invited_rank();
     let introduction = train::introduction(&job, &train, &rank_info, None)?;
     let member = invited.join(&introduction).map_err(parted)?;

@@ -179,6 +179,19 @@ struct Given {
     columns: Vec<usize>,
     samples: Vec<usize>,
     class_names: Option<Vec<String>>,
+    /// Its file is one that the user does not know.
+    is_spooled: bool,
+}
+
+impl Given {
+    fn name(&self, sample: usize) -> SampleName {
+        shown_name(&*self.source, sample, self.is_spooled)
+    }
+}
+
+fn shown_name(source: &dyn Source, sample: usize, is_spooled: bool) -> SampleName {
+    let name = source.sample_name(sample);
+    SampleName { file: name.file.filter(|_| !is_spooled), ..name }
 }
 
 fn columns_of(source: &dyn Source, inputs: &[Field]) -> Result<Vec<usize>, Failure> {
@@ -198,7 +211,9 @@ fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -
     let one = |input: Option<&String>, source: Arc<dyn Source>, samples: Vec<usize>| -> Result<Given, Failure> {
         let class_names = source.class_names().map(<[String]>::to_vec);
         let columns = columns_of(&*source, inputs)?;
-        Ok(Given { input: input.filter(|_| paths.len() > 1).cloned(), columns, source, samples, class_names })
+        let is_spooled = input.is_some_and(|input| STANDARD_INPUT.contains(&input.as_str()));
+        let input = input.filter(|_| paths.len() > 1).cloned();
+        Ok(Given { input, columns, source, samples, class_names, is_spooled })
     };
     if paths.is_empty() {
         let job = trained.job(kinds)?;
@@ -275,7 +290,7 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let kind = predictor.kind();
     let few = !matches!(kind, PredictionKind::Classes { classes, .. } if classes > PROBABILITIES_MAX);
     let (names, probabilities) = (all[0].class_names.clone(), args.probabilities && few);
-    let first = |given: &Given| given.samples.first().map(|sample| given.source.sample_name(*sample));
+    let first = |given: &Given| given.samples.first().map(|sample| given.name(*sample));
     let firsts: Vec<SampleName> = all.iter().filter_map(first).collect();
     let named = Named {
         file: firsts.iter().any(|name| name.file.is_some()),
@@ -339,7 +354,7 @@ fn write_all(
     };
     let bar = Bar::new(total, "samples");
     let (mut failed, mut before, mut skipped) = (None, 0, Skipped::default());
-    for Given { input, source, columns, samples, .. } in all {
+    for Given { input, source, columns, samples, is_spooled, .. } in all {
         lines.input = input;
         let (asked, list) = (Arc::clone(&source), samples.clone());
         predictor.run(source, columns, samples, threads, &mut |first, numbers| {
@@ -349,7 +364,7 @@ fn write_all(
                     skipped.samples += 1;
                     continue;
                 }
-                if let Err(error) = lines.write(&asked.sample_name(sample), numbers) {
+                if let Err(error) = lines.write(&shown_name(&*asked, sample, is_spooled), numbers) {
                     failed.get_or_insert(error);
                 }
             }

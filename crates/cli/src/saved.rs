@@ -55,6 +55,8 @@ pub struct Trained {
     settings: Vec<(String, String)>,
     /// How training saw its files, if it had any; or why that is not known.
     preprocessing: Result<Option<String>, Failure>,
+    /// `data.labels` was given with this command, and is not that of the training.
+    has_own_labels: bool,
     /// What standard input held.
     spooled: RefCell<Vec<NamedTempFile>>,
 }
@@ -98,7 +100,8 @@ impl Trained {
             // Its data are not here, but the model need not know them.
             settings = model_settings(kinds, &root)?;
         }
-        Ok(Self { source, root, settings, preprocessing, spooled: RefCell::default() })
+        let has_own_labels = args.set.iter().any(|assignment| assignment.starts_with("data.labels="));
+        Ok(Self { source, root, settings, preprocessing, has_own_labels, spooled: RefCell::default() })
     }
 
     /// Whether the job reads files, and not what a registered source makes.
@@ -136,7 +139,7 @@ impl Trained {
             return Err(Failure::usage(message, "write them to a file first"));
         }
         let recorded = self.preprocessing.as_ref().map_err(Clone::clone)?;
-        let mut data = self.root.table("data")?;
+        let mut data = self.data_of_others()?;
         data.set("source", named_by, Setting::Text(files.into()));
         if let Some(recorded) = recorded {
             let opened = kolo_data::open_for_evaluation(files, &data, recorded, job::seed(&self.root)?);
@@ -160,6 +163,15 @@ impl Trained {
             return Err(Failure::usage(message, "add it, or run `kolo predict`, which needs no target"));
         }
         Ok(job)
+    }
+
+    /// The `[data]` section for other files than those of the training, whose labels are not theirs.
+    fn data_of_others(&self) -> Result<Settings, Failure> {
+        let mut data = self.root.table("data")?;
+        if !self.has_own_labels {
+            data.remove("labels");
+        }
+        Ok(data)
     }
 
     /// A key of `[data]` that names files.
@@ -218,7 +230,7 @@ impl Trained {
             let source = kolo_data::open_for_field(path, field).map_err(|error| of_input(error, path, shown))?;
             return Ok(Box::new(source));
         };
-        let mut settings = self.root.table("data")?;
+        let mut settings = self.data_of_others()?;
         settings.set("source", path, Setting::Text(path.into()));
         let source = kolo_data::open_for_prediction(path, &settings, preprocessing);
         Ok(Box::new(source.map_err(|error| of_input(error, path, shown))?))

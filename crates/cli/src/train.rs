@@ -266,9 +266,9 @@ fn introduce(job: &Job, args: &Train, who: &str) {
     );
 }
 
-/// Hears signals; whether this process `speaks` of them, or another one does.
-pub fn listen(speaks: bool) -> Result<Interrupt, Failure> {
-    interrupt::install(speaks).map_err(|error| {
+/// Hears signals; whether this process `speaks` of them, or another one does, and whether its launcher passes them on.
+pub fn listen(speaks: bool, is_told: bool) -> Result<Interrupt, Failure> {
+    interrupt::install(speaks, is_told).map_err(|error| {
         Failure::job(format!("cannot install a handler for Ctrl-C: {error}"), "check the process's limits")
     })
 }
@@ -276,7 +276,7 @@ pub fn listen(speaks: bool) -> Result<Interrupt, Failure> {
 fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failure> {
     let threads = load::threads(&args.job)?;
     introduce(job, args, &counted(threads, "thread"));
-    let interrupt = listen(!args.quiet)?;
+    let interrupt = listen(!args.quiet, false)?;
     let mut progress = Progress::new(job.total_steps, args.quiet);
     let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
     let timeline = timeline.map(Arc::new);
@@ -325,7 +325,8 @@ fn work(
     out: Option<OutDir>,
 ) -> Result<(), Failure> {
     // A launcher of our own says itself what it does.
-    let interrupt = listen(!args.quiet && rank_info.launcher != Launcher::Kolo && rank_info.rank == 0)?;
+    let is_told = rank_info.launcher == Launcher::Kolo;
+    let interrupt = listen(!args.quiet && !is_told && rank_info.rank == 0, is_told)?;
     let introduction = introduction(job, args, rank_info, roles);
     let introduction = workers::or_fail_all(introduction, Some(rank_info), &args.job.workers)?;
     if args.elastic {

@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kolo_comm::host::ignores_signal;
@@ -17,6 +17,9 @@ use signal_hook::low_level;
 
 /// What a shell adds to a signal for the exit code of a process that it ended.
 const EXIT_SIGNALLED: i32 = 128;
+
+/// For so long a signal that comes again may be the same one.
+const SAME_MS: u64 = 1000;
 
 /// Said when the run was asked to stop.
 pub const ACKNOWLEDGED: &str = "stopping after this step; press Ctrl-C again to quit at once";
@@ -44,6 +47,8 @@ pub struct Interrupt {
 struct InterruptState {
     requested: AtomicBool,
     phase: AtomicU8,
+    /// When the first signal came.
+    first_ms: AtomicU64,
 }
 
 impl Interrupt {
@@ -64,15 +69,17 @@ impl Interrupt {
 }
 
 /// Listens to SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP. Call once per process. Of several workers,
-/// the one that `speaks` says on standard error what it does.
-pub fn install(speaks: bool) -> io::Result<Interrupt> {
+/// the one that `speaks` says on standard error what it does. A worker whose launcher passes signals on (`is_told`) may get
+/// one twice, from whoever signals all processes and from the launcher: within a second it counts once. A user who means it
+/// twice tells the launcher, which ends the workers.
+pub fn install(speaks: bool, is_told: bool) -> io::Result<Interrupt> {
     let interrupt = Interrupt::default();
     let reply = speaks.then(|| StderrReply { terminal: io::stderr().is_terminal() });
     for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores_signal(SIGHUP)) {
         let state = Arc::clone(&interrupt.state);
         // SAFETY: the handler reads and writes atomics, writes to a descriptor and may end the process: all of it is allowed
         // in a handler, and nothing allocates or locks.
-        unsafe { low_level::register(signal, move || on_signal(signal, &state, reply)) }?;
+        unsafe { low_level::register(signal, move || on_signal(signal, &state, reply, is_told)) }?;
     }
     Ok(interrupt)
 }
@@ -115,7 +122,15 @@ impl StderrReply {
     }
 }
 
-fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>) {
+/// Milliseconds of a clock that only goes on.
+fn now_ms() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a live value; the call is allowed in a handler.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>, is_told: bool) {
     let phase = state.phase.load(Ordering::Relaxed);
     let text = if phase == RunPhase::Starting as u8 {
         NOT_BEGUN
@@ -125,11 +140,16 @@ fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>) {
         FINISHING
     };
     let again = state.requested.swap(true, Ordering::Relaxed);
+    let now = now_ms();
+    if !again {
+        state.first_ms.store(now, Ordering::Relaxed);
+    }
+    let is_same = is_told && now < state.first_ms.load(Ordering::Relaxed) + SAME_MS;
     if let Some(reply) = reply.filter(|_| !again) {
         reply.write(text);
     }
     // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
-    if phase == RunPhase::Starting as u8 || (again && signal == SIGINT) {
+    if phase == RunPhase::Starting as u8 || (again && signal == SIGINT && !is_same) {
         if let Some(Unused { directory, lock }) = UNUSED.get() {
             if let Some(path) = lock {
                 // SAFETY: a string that is never changed; the call is allowed in a handler.
@@ -161,7 +181,7 @@ mod tests {
     #[test]
     #[ignore = "ends the process"]
     fn raise_signals() {
-        let interrupt = install(true).unwrap();
+        let interrupt = install(true, false).unwrap();
         interrupt.enter(RunPhase::Training);
         assert!(!interrupt.requested());
         raise(SIGHUP).unwrap();
@@ -173,8 +193,21 @@ mod tests {
 
     #[test]
     #[ignore = "ends the process"]
+    fn raise_to_a_worker() {
+        let interrupt = install(true, true).unwrap();
+        interrupt.enter(RunPhase::Training);
+        raise(SIGINT).unwrap();
+        raise(SIGINT).unwrap();
+        eprintln!("still here");
+        std::thread::sleep(std::time::Duration::from_millis(SAME_MS + 100));
+        raise(SIGINT).unwrap();
+        eprintln!("and here");
+    }
+
+    #[test]
+    #[ignore = "ends the process"]
     fn raise_early() {
-        let _interrupt = install(true).unwrap();
+        let _interrupt = install(true, false).unwrap();
         raise(SIGTERM).unwrap();
         eprintln!("still here");
     }
@@ -188,6 +221,13 @@ mod tests {
             .output()
             .unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    #[test]
+    fn a_signal_that_comes_from_two_counts_once() {
+        let (code, error) = ends("raise_to_a_worker");
+        assert!(error.contains("still here") && !error.contains("and here"), "{error}");
+        assert_eq!(code, Some(130), "{error}");
     }
 
     #[test]

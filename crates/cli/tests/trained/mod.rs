@@ -540,3 +540,111 @@ fn predictions_name_the_image_or_the_key_that_they_are_of() {
     let first: serde_json::Value = serde_json::from_str(&lines[0]).expect("JSON");
     assert_eq!((&first["record"], &first["file"]), (&0.into(), &"photos/new/a.png".into()));
 }
+
+/// An array of `rows` rows in NumPy's format.
+fn npy(path: &Path, rows: usize, values: &[f32]) {
+    let mut header =
+        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {}), }}", values.len() / rows);
+    while !(header.len() + 11).is_multiple_of(64) {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+    std::fs::write(path, bytes).expect("an array");
+}
+
+#[test]
+fn labels_of_the_training_are_not_those_of_other_files() {
+    let dir = tempdir();
+    let x: Vec<f32> = (0..120).map(|at| (at * 37 % 101) as f32 / 50.0).collect();
+    let sums = |offset: f32| -> Vec<f32> { x.chunks(3).map(|row| row.iter().sum::<f32>() + offset).collect() };
+    for (name, offset) in [("a", 0.0), ("b", 1000.0)] {
+        npy(&dir.path().join(format!("{name}_in.npy")), 40, &x);
+        npy(&dir.path().join(format!("{name}_out.npy")), 40, &sums(offset));
+    }
+    npy(&dir.path().join("c_in.npy"), 7, &x[..21]);
+    let job = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nsource = \"a_in.npy\"\nlabels = \"a_out.npy\"\n\
+               task = \"regression\"\nbatch = 8\ngrains = 1\n[train]\nepochs = 2\n";
+    trained(dir.path(), job);
+    let loss = |args: &[&str]| {
+        stdout_of(dir.path(), &[&["eval", "run", "--report", "eval.json"], args].concat());
+        json_at(&dir.path().join("eval.json"))["loss"].as_f64().expect("a loss")
+    };
+    let of_a = loss(&["--data", "a_in.npy", "--set", "data.labels=a_out.npy"]);
+    let of_b = loss(&["--data", "b_in.npy", "--set", "data.labels=b_out.npy"]);
+    assert!(of_a < 1e3 && of_b > 1e5, "{of_a} {of_b}");
+    fails(dir.path(), &["eval", "run", "--data", "b_in.npy"], "nothing to compare with");
+    assert_eq!(stdout_of(dir.path(), &["predict", "run", "c_in.npy"]).lines().count(), 8);
+    // Files beside those of the training have labels of their own.
+    let validated = |labels: &str| {
+        let args = ["train", "job.toml", "--no-out", "--report", "r.json", "--set", "data.validation=b_in.npy"];
+        stdout_of(
+            dir.path(),
+            &[&args[..], &["--set", &format!("data.validation_labels={labels}"), "--quiet"]].concat(),
+        );
+        json_at(&dir.path().join("r.json"))["metrics"]["eval_loss"].as_f64().expect("a loss")
+    };
+    assert!(validated("b_out.npy") > 1e5 && validated("a_out.npy") < 1e3);
+    std::fs::remove_file(dir.path().join("a_out.npy")).expect("a file");
+    assert_eq!(stdout_of(dir.path(), &["predict", "run", "c_in.npy"]).lines().count(), 8);
+}
+
+/// `007` and `7` are two names in a column that has other text in training; alone they look like one number.
+#[test]
+fn columns_that_were_text_in_training_are_text() {
+    let dir = tempdir();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a table");
+    write("t.csv", &format!("zip,label\n{}", "007,01\n7,1\nA1,x\n".repeat(20)));
+    let job = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nsource = \"t.csv\"\ntarget = \"label\"\ninputs = [\"zip\"]\n\
+               batch = 8\ngrains = 1\ntransforms = [{ kind = \"one_hot\" }]\n\
+               [train]\nepochs = 40\noptimizer = { kind = \"adamw\", lr = 0.05 }\n";
+    trained(dir.path(), job);
+    write("all.csv", "zip\n007\n7\nA1\n");
+    write("alone.csv", "zip\n007\n007\n");
+    let classes = |file: &str| -> Vec<String> {
+        let said = stdout_of(dir.path(), &["predict", "run", file, "--set", "data.header=true"]);
+        said.lines().skip(1).filter_map(|line| line.split(',').nth(1).map(String::from)).collect()
+    };
+    assert_eq!(
+        (classes("all.csv"), classes("alone.csv")),
+        (vec!["01".into(), "1".into(), "x".into()], vec!["01".into(); 2])
+    );
+    write("labelled.csv", "zip,label\n007,01\n007,01\n");
+    let said = stdout_of(dir.path(), &["eval", "run", "--data", "labelled.csv"]);
+    assert!(said.contains("accuracy    1.0000"), "{said}");
+    stdout_of(dir.path(), &["train", "job.toml", "--no-out", "--quiet", "--set", "data.validation=labelled.csv"]);
+    // A file may call its columns otherwise.
+    write("other.csv", "code,kind\n007,01\n007,1\n");
+    let named = ["--set", "data.inputs=[\"code\"]", "--set", "data.target=kind"];
+    let said = stdout_of(dir.path(), &[&["eval", "run", "--data", "other.csv"][..], &named].concat());
+    assert!(said.contains("accuracy    0.5000"), "{said}");
+    fails(
+        dir.path(),
+        &["train", "job.toml", "--no-out", "--set", "data.text=[\"zap\"]"],
+        "names \"zap\", which is no column",
+    );
+}
+
+#[test]
+fn the_tokenizer_of_packed_texts_is_kept() {
+    let dir = tempdir();
+    let line = |at: usize| format!("{{\"text\": \"the {} of {} is a {}\"}}\n", at * 7 % 13, at * 5 % 11, at * 3 % 17);
+    let texts: String = (0..200).map(line).collect();
+    std::fs::write(dir.path().join("p.jsonl"), &texts).expect("texts");
+    let tokens = ["data", "tokens", "train", "--column", "text", "--vocab", "300", "--out", "tok.json", "p.jsonl"];
+    stdout_of(dir.path(), &tokens);
+    let job = "[model]\nkind = \"gpt\"\nlayers = 1\nwidth = 16\nheads = 2\n[data]\nsource = \"p.jsonl\"\nbatch = 8\ngrains = 1\n\
+               transforms = [{ kind = \"pack\", context = 16, tokenizer = \"tok.json\" }]\n[train]\nepochs = 1\n";
+    trained(dir.path(), job);
+    let eval = || stdout_of(dir.path(), &["eval", "run", "--data", "p.jsonl"]);
+    let before = eval();
+    let write = |text: &str| std::fs::write(dir.path().join("tok.json"), text).expect("a file");
+    write("{}");
+    assert_eq!(eval(), before);
+    std::fs::remove_file(dir.path().join("tok.json")).expect("a file");
+    assert_eq!(eval(), before);
+    stdout_of(dir.path(), &["generate", "run", "--prompt", "the", "--tokens", "3"]);
+}

@@ -9,9 +9,10 @@ use super::{FITTED_SAMPLES_MAX, FileSource, OnError, streamed};
 use crate::cache::Cache;
 use crate::error::ReadError;
 use crate::format::OpenError;
+use crate::formats::csv;
 use crate::image::{self, Pixels};
 use crate::load_times::LoadMeter;
-use crate::record::{RecordKind, RecordValue};
+use crate::record::{RecordColumn, RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
 use crate::source::Opened;
 use crate::split::{Purpose, Split};
@@ -37,9 +38,10 @@ pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
             return Err(settings.wrong(key, message, "name files"));
         }
         if !name.is_empty() {
+            let own = settings_of_other_files(settings, &parts[0].1, key)?;
             let part = match stream.filter(|stream| stream.files) {
-                Some(stream) => Part::open_stream(&name, settings, key, StreamSettings { samples: None, ..stream }),
-                None => Part::open(&name, settings, key),
+                Some(stream) => Part::open_stream(&name, &own, key, StreamSettings { samples: None, ..stream }),
+                None => Part::open(&name, &own, key),
             };
             parts.push((key, part.map_err(|error| readable(error, settings, key))?));
         }
@@ -49,6 +51,28 @@ pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
         Some(stream) => Box::new(StreamSource::new(files, stream, seed)),
         None => Box::new(files),
     })
+}
+
+/// The settings for files beside those of the training: columns that are text there are text here, and labels that were named
+/// are those of the training. Others are named by `validation_labels` and `test_labels`, or found beside the files.
+fn settings_of_other_files(settings: &Settings, training: &Part, key: &str) -> Result<Settings, SettingError> {
+    let mut own = settings.clone();
+    let is_text = |column: &&RecordColumn| column.kind == RecordKind::Text;
+    let text = training.reader.columns().iter().filter(is_text).map(|column| column.name.as_str());
+    set_text(&mut own, text);
+    own.remove("labels");
+    let labels = format!("{key}_labels");
+    if settings.has(&labels) {
+        let place = settings.place_of(&labels).unwrap_or_default().to_string();
+        own.set("labels", &place, Setting::Text(settings.text(&labels, "")?));
+    }
+    Ok(own)
+}
+
+/// Says which columns of a table are text, whatever their cells look like.
+pub(super) fn set_text<'n>(settings: &mut Settings, names: impl Iterator<Item = &'n str>) {
+    let names: Vec<Setting> = names.map(|name| Setting::Text(name.into())).collect();
+    settings.set("text", csv::TEXT_OF_TRAINING, Setting::List(names));
 }
 
 /// Whatever is wrong, as an error of the key that led there, with file and offset.

@@ -2,7 +2,7 @@
 
 use super::assembly::{Assembly, Input, InputColumn, Target};
 use super::lookup::Lookup;
-use super::open::{add_transforms, fields_of, pack, readable};
+use super::open::{add_transforms, fields_of, pack, readable, set_text};
 use super::part::{Part, Places};
 use super::{FileSource, OnError, columns};
 use crate::error::ReadError;
@@ -159,6 +159,23 @@ fn with_tokenizer(
     let mut file = NamedTempFile::new()?;
     file.write_all(json.as_bytes())?;
     let path = file.path().to_string_lossy().into_owned();
+    // That of texts that are packed is named there.
+    let packs = |table: &mut Settings| {
+        let is_pack = table.peek("kind") == Some(&Setting::Text("pack".into())) && table.peek("tokenizer").is_some();
+        if is_pack {
+            table.set("tokenizer", "the run", Setting::Text(path.clone()));
+        }
+        is_pack
+    };
+    let mut transforms = settings.peek("transforms").cloned();
+    if let Some(Setting::List(tables)) = &mut transforms
+        && let Some(Setting::Table(first)) = tables.first_mut()
+        && packs(first)
+    {
+        let place = settings.place_of("transforms").unwrap_or_default().to_string();
+        settings.set("transforms", &place, Setting::List(std::mem::take(tables)));
+        return Ok((settings, Some(file)));
+    }
     settings.set("tokenizer", "the run", Setting::Text(path));
     Ok((settings, Some(file)))
 }
@@ -266,10 +283,26 @@ fn open_alone(
     on_error: OnError,
     seed: u64,
 ) -> Result<FileSource, OpenError> {
-    let Saved { assembly, columns, fitted, tokenizer, .. } = saved;
+    let Saved { mut assembly, mut columns, fitted, tokenizer, .. } = saved;
+    // Where the new files call them otherwise.
+    let named = settings.texts("inputs", "[\"a\", \"b\"]")?;
+    if named.len() == columns.len() {
+        columns = named;
+    }
+    let target = settings.text("target", "")?;
+    if !target.is_empty() && assembly.target_name.is_some() {
+        assembly.target_name = Some(target);
+    }
     let kept = with_tokenizer(settings, tokenizer.as_ref());
-    let (with_tokenizer, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
-    let mut part = pack(Part::open(name, &with_tokenizer, "source")?, settings, on_error.skips())?;
+    let (mut own, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
+    set_text(&mut own, text_columns(&assembly, &columns).into_iter());
+    let arrays = settings.text("arrays", "")?;
+    if assembly.target_name.is_none() && columns.iter().all(|name| arrays.split(',').any(|array| array.trim() == name))
+    {
+        // The target need not be there.
+        own.set("arrays", "the training files", Setting::Text(columns.join(", ")));
+    }
+    let mut part = pack(Part::open(name, &own, "source")?, &own, on_error.skips())?;
     check_tokenizer(&part, tokenizer.as_ref(), settings)?;
     let found = columns.iter().map(|column| place(&*part.reader, column, &assembly.input, settings));
     let inputs = found.collect::<Result<_, _>>()?;
@@ -281,6 +314,22 @@ fn open_alone(
     let form = add_transforms(&mut source, settings, seed, fitted)?;
     source.fields = fields_of(&form, settings)?;
     Ok(source)
+}
+
+/// Columns whose values are names: they were text in training.
+fn text_columns<'a>(assembly: &'a Assembly, columns: &'a [String]) -> Vec<&'a str> {
+    let is_named = |lookup: &Lookup| matches!(lookup, Lookup::Names(_));
+    let mut text = Vec::new();
+    if let Input::Table { columns: inputs, .. } = &assembly.input {
+        let named = inputs.iter().zip(columns).filter(|(input, _)| input.categories.as_ref().is_some_and(is_named));
+        text.extend(named.map(|(_, name)| name.as_str()));
+    }
+    if let (Target::Class { lookup, .. }, Some(name)) = (&assembly.target, &assembly.target_name)
+        && is_named(lookup)
+    {
+        text.push(name);
+    }
+    text
 }
 
 /// The column of the target, which must hold what the training's did.

@@ -70,6 +70,38 @@ struct CsvReader {
     delimiter: u8,
 }
 
+/// Columns that are text although all their cells may be numbers, such as postal codes: `data.text`, and in a saved run those
+/// that were text in training.
+#[derive(Debug)]
+struct TextColumns {
+    names: Vec<String>,
+}
+
+impl TextColumns {
+    /// Those that the job names must be there.
+    fn read(settings: &Settings, columns: &[String]) -> Result<Self, OpenError> {
+        let names = settings.texts("text", "[\"code\"]")?;
+        let missing = names.iter().find(|name| !columns.contains(name));
+        match missing.filter(|_| settings.place_of("text") != Some(TEXT_OF_TRAINING)) {
+            Some(name) => {
+                let message = format!("names \"{name}\", which is no column");
+                Err(settings.wrong("text", message, format!("the columns are {}", columns.join(", "))).into())
+            }
+            None => Ok(Self { names }),
+        }
+    }
+
+    fn kind(&self, name: &str, scan: &ColumnScan) -> RecordKind {
+        match self.names.iter().any(|known| known == name) {
+            true => RecordKind::Text,
+            false => scan.kind(),
+        }
+    }
+}
+
+/// Where `data.text` comes from if other files than these said it.
+pub(crate) const TEXT_OF_TRAINING: &str = "the training files";
+
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let Some(first) = files.first() else {
         return Err(settings.wrong("source", "names no file", "name a file").into());
@@ -122,7 +154,9 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         return Err(ReadError::new("it is empty", "give a file with a line per sample").in_file(&first.path).into());
     }
     let reasons = scans.iter().map(ColumnScan::reason).collect();
-    let columns = names.into_iter().zip(scans).map(|(name, scan)| RecordColumn { name, kind: scan.kind() }).collect();
+    let text = TextColumns::read(settings, &names)?;
+    let kinds = names.iter().zip(&scans).map(|(name, scan)| text.kind(name, scan)).collect::<Vec<_>>();
+    let columns = names.into_iter().zip(kinds).map(|(name, kind)| RecordColumn { name, kind }).collect();
     Ok(Box::new(CsvReader { columns, reasons, parts, delimiter }))
 }
 

@@ -9,7 +9,7 @@ use crate::error::ReadError;
 use crate::format::{OpenError, Reader};
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::sample::Form;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, UsedTokenizer};
 use crate::transform::{ALWAYS, Setup, Transform, TransformKind};
 use kolo_base::lock;
 use kolo_graph::settings::{SIZE_MAX, Settings};
@@ -33,6 +33,7 @@ fn make(table: &Settings, _: &mut Form, _: &mut Setup<'_>) -> Result<Box<dyn Tra
 #[derive(Debug)]
 struct Encoder {
     tokenizer: Tokenizer,
+    used: UsedTokenizer,
     separator: u32,
 }
 
@@ -47,7 +48,12 @@ impl Encoder {
         };
         let default = tokenizer.end_of_text().unwrap_or(0) as usize;
         let separator = table.count_in("separator", default, 0, tokenizer.vocab() - 1)? as u32;
-        Ok(Self { tokenizer, separator })
+        let path = match table.text("tokenizer", "bytes")? {
+            path if path == "bytes" => String::new(),
+            path => path,
+        };
+        let used = UsedTokenizer::at(&path, tokenizer.digest(), tokenizer.vocab(), Path::new(""));
+        Ok(Self { tokenizer, used, separator })
     }
 }
 
@@ -158,6 +164,10 @@ impl Reader for Packed {
 
     fn files(&self) -> Vec<PathBuf> {
         self.texts.files()
+    }
+
+    fn tokenizer(&self) -> Option<UsedTokenizer> {
+        Some(self.encoder.used.clone())
     }
 
     fn fingerprint(&self) -> String {

@@ -1,7 +1,7 @@
 //! Tables front to back. A record is its cells, without their quotes.
 
 use super::scan::{self, Cells, ColumnScan};
-use super::{delimiter, other_columns};
+use super::{TextColumns, delimiter, other_columns};
 use crate::error::ReadError;
 use crate::format::OpenError;
 use crate::formats::encoding;
@@ -18,6 +18,7 @@ struct CsvStream {
     has_header: bool,
     names: Vec<String>,
     scans: Vec<ColumnScan>,
+    text: TextColumns,
     kinds: Vec<RecordKind>,
 }
 
@@ -42,7 +43,8 @@ pub(super) fn open(head: &StreamHead<'_>, settings: &Settings) -> Result<Box<dyn
         false => scan::numbered_names(cells.len()),
     };
     let scans = names.iter().map(|_| ColumnScan::default()).collect();
-    Ok(Box::new(CsvStream { delimiter, has_header, names, scans, kinds: vec![] }))
+    let text = TextColumns::read(settings, &names)?;
+    Ok(Box::new(CsvStream { delimiter, has_header, names, scans, text, kinds: vec![] }))
 }
 
 struct CsvRecords {
@@ -90,7 +92,7 @@ impl StreamFormat for CsvStream {
     }
 
     fn columns(&mut self) -> Result<Vec<RecordColumn>, ReadError> {
-        self.kinds = self.scans.iter().map(ColumnScan::kind).collect();
+        self.kinds = self.names.iter().zip(&self.scans).map(|(name, scan)| self.text.kind(name, scan)).collect();
         let both = self.names.iter().zip(&self.kinds);
         Ok(both.map(|(name, kind)| RecordColumn { name: name.clone(), kind: kind.clone() }).collect())
     }
