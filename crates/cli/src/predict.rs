@@ -1,6 +1,6 @@
 //! `kolo predict`: what a trained model says of new data.
 
-use crate::fail::Failure;
+use crate::fail::{Failure, refuse_inputs};
 use crate::load::Kinds;
 use crate::output;
 use crate::progress::Bar;
@@ -267,10 +267,7 @@ fn target(args: &PredictArgs, all: &[Given]) -> Result<Sink, Failure> {
     let Some(path) = &args.out else {
         return Ok(Sink { out: Box::new(BufWriter::new(output::Out)), file: None, format });
     };
-    if all.iter().any(|given| given.source.reads(path)) {
-        let message = format!("--out: {} is one of the inputs", path.display());
-        return Err(Failure::usage(message, "choose another name for the predictions"));
-    }
+    all.iter().try_for_each(|given| refuse_inputs("--out", path, &*given.source, None))?;
     let file = WholeFile::create(path).map_err(|error| cannot_write(path, &error))?;
     let out = Box::new(BufWriter::new(file.handle().map_err(|error| cannot_write(path, &error))?));
     Ok(Sink { out, file: Some(file), format })

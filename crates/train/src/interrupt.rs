@@ -47,7 +47,7 @@ pub struct Interrupt {
 struct InterruptState {
     requested: AtomicBool,
     phase: AtomicU8,
-    /// When the first signal came.
+    /// When the first signal came; 0 before.
     first_ms: AtomicU64,
 }
 
@@ -139,12 +139,10 @@ fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>, is
     } else {
         FINISHING
     };
-    let again = state.requested.swap(true, Ordering::Relaxed);
     let now = now_ms();
-    if !again {
-        state.first_ms.store(now, Ordering::Relaxed);
-    }
-    let is_same = is_told && now < state.first_ms.load(Ordering::Relaxed) + SAME_MS;
+    let first = state.first_ms.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+    let is_same = is_told && now < first.map_or_else(|first| first, |_| now) + SAME_MS;
+    let again = state.requested.swap(true, Ordering::Relaxed);
     if let Some(reply) = reply.filter(|_| !again) {
         reply.write(text);
     }

@@ -159,24 +159,18 @@ fn with_tokenizer(
     let mut file = NamedTempFile::new()?;
     file.write_all(json.as_bytes())?;
     let path = file.path().to_string_lossy().into_owned();
-    // That of texts that are packed is named there.
-    let packs = |table: &mut Settings| {
-        let is_pack = table.peek("kind") == Some(&Setting::Text("pack".into())) && table.peek("tokenizer").is_some();
-        if is_pack {
-            table.set("tokenizer", "the run", Setting::Text(path.clone()));
-        }
-        is_pack
-    };
-    let mut transforms = settings.peek("transforms").cloned();
-    if let Some(Setting::List(tables)) = &mut transforms
-        && let Some(Setting::Table(first)) = tables.first_mut()
-        && packs(first)
+    // Of texts that are packed, the transform names it.
+    if let Some(Setting::List(mut tables)) = settings.peek("transforms").cloned()
+        && let Some(Setting::Table(pack)) = tables.first_mut()
+        && pack.peek("kind") == Some(&Setting::Text("pack".into()))
+        && pack.peek("tokenizer").is_some()
     {
+        pack.set("tokenizer", "the run", Setting::Text(path));
         let place = settings.place_of("transforms").unwrap_or_default().to_string();
-        settings.set("transforms", &place, Setting::List(std::mem::take(tables)));
-        return Ok((settings, Some(file)));
+        settings.set("transforms", &place, Setting::List(tables));
+    } else {
+        settings.set("tokenizer", "the run", Setting::Text(path));
     }
-    settings.set("tokenizer", "the run", Setting::Text(path));
     Ok((settings, Some(file)))
 }
 
