@@ -313,10 +313,10 @@ fn plan(
     Ok((draft.exchange, draft.staging))
 }
 
-/// What messages and timelines call it. Sender and receiver stand in different layers, and must call a message the same.
+/// What messages and timelines call it, and what ranks compare.
 fn name(node: &Node, collective: &Collective<'_>, at: usize) -> String {
     match collective.movement {
-        Movement::Send { .. } | Movement::Receive { .. } => format!("{} message", collective.axis),
+        Movement::Send { message, .. } | Movement::Receive { message, .. } => message.into(),
         _ if node.scope.is_empty() => format!("{} {at}", node.op.name()),
         _ => node.scope.to_string(),
     }
@@ -379,13 +379,13 @@ impl Draft {
                 exchange.kind = ExchangeKind::EachToEach;
                 staging.halo(halo, input, output, exchange, memory)?;
             }
-            Movement::Send { to } => {
+            Movement::Send { to, .. } => {
                 exchange.kind = ExchangeKind::Send(to);
                 // The copy is what travels.
                 staging.before.push(Rows::all(input, output));
                 exchange.input = exchange.output;
             }
-            Movement::Receive { from } => {
+            Movement::Receive { from, .. } => {
                 exchange.kind = ExchangeKind::Receive(from);
                 exchange.elements = output.ty.elements();
             }

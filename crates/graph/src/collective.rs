@@ -65,9 +65,11 @@ pub enum Movement<'a> {
     Halo(&'a AxisHalo),
     Send {
         to: usize,
+        message: &'a str,
     },
     Receive {
         from: usize,
+        message: &'a str,
     },
 }
 
@@ -128,12 +130,15 @@ op! {
     }
 }
 op! {
-    /// Sends a tensor to another rank of an axis, and passes it on.
-    pub struct Send = "send" { axis: String, to: usize }
+    /// Sends a tensor to another rank of an axis, and passes it on. The receiver must call the message the same.
+    pub struct Send = "send" { axis: String, to: usize, message: String }
 }
 op! {
-    /// A tensor that another rank of an axis sends: in every grain, or once before them. With an input, when that is there.
-    pub struct Receive = "receive" { axis: String, from: usize, dtype: DType, shape: Vec<usize>, per_step: bool }
+    /// A tensor that another rank of an axis sends under this name: in every grain, or once before them. With an input, when that
+    /// is there.
+    pub struct Receive = "receive" {
+        axis: String, from: usize, dtype: DType, shape: Vec<usize>, per_step: bool, message: String
+    }
 }
 op! {
     /// A tensor as it is when all grains are done: whoever reads it runs after them.
@@ -431,7 +436,8 @@ impl Op for Send {
         false
     }
     fn collective(&self) -> Option<Collective<'_>> {
-        Some(Collective { axis: &self.axis, movement: Movement::Send { to: self.to }, ranks: None })
+        let movement = Movement::Send { to: self.to, message: &self.message };
+        Some(Collective { axis: &self.axis, movement, ranks: None })
     }
 }
 
@@ -449,7 +455,10 @@ impl Cuda for Send {
 
 impl Cases for Send {
     fn cases() -> Vec<Case> {
-        vec![Case::new(Send { axis: "pipeline".into(), to: 0 }, [Arg::real([3, 4]).constant()])]
+        vec![Case::new(
+            Send { axis: "pipeline".into(), to: 0, message: "%1 h.0".into() },
+            [Arg::real([3, 4]).constant()],
+        )]
     }
 }
 
@@ -531,7 +540,8 @@ impl Op for Receive {
         false
     }
     fn collective(&self) -> Option<Collective<'_>> {
-        Some(Collective { axis: &self.axis, movement: Movement::Receive { from: self.from }, ranks: None })
+        let movement = Movement::Receive { from: self.from, message: &self.message };
+        Some(Collective { axis: &self.axis, movement, ranks: None })
     }
 }
 
@@ -550,8 +560,8 @@ impl Cuda for Receive {
 
 impl Cases for Receive {
     fn cases() -> Vec<Case> {
-        let (axis, shape) = ("pipeline".into(), vec![3, 4]);
-        vec![Case::new(Receive { axis, from: 0, dtype: DType::F32, shape, per_step: true }, [])]
+        let (axis, shape, message) = ("pipeline".into(), vec![3, 4], "%1 h.0".into());
+        vec![Case::new(Receive { axis, from: 0, dtype: DType::F32, shape, per_step: true, message }, [])]
     }
 }
 

@@ -150,9 +150,19 @@ impl Parallel {
     }
 
     /// A rank's part of the model, from the graph of a single worker before its ops are fused. `training` is the graph of
-    /// training, of a single worker as well.
-    pub fn split_model(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
+    /// training, of a single worker as well. With the grains of each data rank, a step is also [proven](Strategy::prove).
+    pub fn split_model(
+        &self,
+        graph: Graph,
+        training: &Graph,
+        purpose: Purpose,
+        mesh: &Mesh,
+        grains: Option<usize>,
+    ) -> Result<Graph, Refusal> {
         let split = |graph: Graph, one: &dyn Strategy| {
+            if let Some(grains) = grains.filter(|_| purpose == Purpose::Training) {
+                one.prove(&graph, training, mesh, grains)?;
+            }
             let graph = one.split(graph, training, purpose, mesh)?;
             debug_verify(&graph, one.name());
             Ok(graph)

@@ -14,6 +14,7 @@
 //! | [`cost`] | when each action starts, and how long ranks wait |
 //! | [`draw`] | pictures for a terminal and as SVG |
 //!
+//! | `program` | the proof that the graphs of all ranks, with every message in them, run together |
 //! | [`strategy`] | the strategy: keys of a job, the order of a rank's work, and its graph, cut by [`Stages`] |
 //!
 //! Only a [`Verified`] schedule can be timed or drawn, so neither can wait for ever. `docs/schedules.md` is the description for
@@ -38,6 +39,7 @@ pub mod draw;
 pub mod error;
 pub mod families;
 mod lower;
+mod program;
 pub mod schedule;
 mod slots;
 mod stages;

@@ -390,6 +390,12 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         Ok(self.rewrite(graph, purpose, mesh))
     }
 
+    /// Of a strategy that changes the model: proves that the graphs which its [`split`](Strategy::split) of this one gives the ranks
+    /// run together, with so many grains on each data rank.
+    fn prove(&self, _graph: &Graph, _training: &Graph, _mesh: &Mesh, _grains: usize) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     /// The schedule of a pipeline for so many grains.
     fn schedule(&self, _mesh: &Mesh, _grains: usize) -> Result<Option<pipeline::PipelineSchedule>, Refusal> {
         Ok(None)

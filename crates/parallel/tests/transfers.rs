@@ -213,10 +213,11 @@ fn tensors_are_sent_and_received_in_every_grain() {
         let sums = on_ranks(3, |world| {
             let (rank, builder) = (world.rank(), Builder::new());
             let x = builder.input("x", Type::f32([2, 3]));
-            let sent = x.then(Send { axis: "pipeline".into(), to: (rank + 1) % 3 }, &[]);
+            let sent = x.then(Send { axis: "pipeline".into(), to: (rank + 1) % 3, message: "x".into() }, &[]);
             let from = (rank + 2) % 3;
             let shape = vec![2, 3];
-            let receive = Receive { axis: "pipeline".into(), from, dtype: DType::F32, shape, per_step: false };
+            let (axis, message) = ("pipeline".into(), "x".into());
+            let receive = Receive { axis, from, dtype: DType::F32, shape, per_step: false, message };
             let came = builder.apply(receive, &[]);
             let sum = came.scale(10.0).add(sent).sum_all().then(GrainSum { of: String::new() }, &[]);
             builder.output("sum", sum);

@@ -295,7 +295,8 @@ impl<'j> JobModels<'j> {
         let (samples, grains) = (job.batch / candidate.grains(), candidate.grains());
         let step = WholeStep { model, samples, grains, precision: job.precision };
         let graph = step.graph(job, &parallel)?;
-        parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map(drop).map_err(refused)
+        let grains = Some(candidate.micro_batches);
+        parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh, grains).map(drop).map_err(refused)
     }
 
     fn layout(&self, candidate: &Candidate) -> ParallelLayout {

@@ -53,9 +53,11 @@ fn graph_before_rounding(job: &Job, parallel: &Parallel, purpose: Purpose, mesh:
         graph = match purpose {
             Purpose::Evaluation { .. } => {
                 let training = model_graph(job, parallel, Purpose::Training)?;
-                parallel.split_model(graph, &training, purpose, mesh)
+                parallel.split_model(graph, &training, purpose, mesh, None)
             }
-            Purpose::Training | Purpose::Server => parallel.split_model(graph.clone(), &graph, purpose, mesh),
+            Purpose::Training | Purpose::Server => {
+                parallel.split_model(graph.clone(), &graph, purpose, mesh, grains_of_rank(job.grains, mesh))
+            }
         }
         .map_err(refused)?;
     }
@@ -76,6 +78,11 @@ fn graph_before_rounding(job: &Job, parallel: &Parallel, purpose: Purpose, mesh:
 /// after: where values are rounded does not depend on them.
 pub fn model_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Graph, GraphError> {
     Ok(in_precision(tidy(raw_graph(job, parallel, purpose)?), job.precision))
+}
+
+/// The grains that each data rank computes, if they can be shared out.
+fn grains_of_rank(grains: usize, mesh: &Mesh) -> Option<usize> {
+    grains.is_multiple_of(mesh.size(DATA)).then(|| grains / mesh.size(DATA))
 }
 
 fn in_precision(graph: Graph, precision: Precision) -> Graph {
@@ -118,7 +125,7 @@ impl<'j> WholeStep<'j> {
     /// A rank's part of it, before anything is computed again or fused.
     pub fn split(&self, job: &Job, parallel: &Parallel, mesh: &Mesh) -> Result<Graph, GraphError> {
         let graph = self.graph(job, parallel)?;
-        parallel.split_model(graph.clone(), &graph, Purpose::Training, mesh).map_err(refused)
+        parallel.split_model(graph.clone(), &graph, Purpose::Training, mesh, None).map_err(refused)
     }
 }
 
@@ -184,7 +191,8 @@ impl<'j> LayoutCheck<'j> {
     /// Whether these strategies can split it among so many workers.
     pub fn run(&self, parallel: &Parallel, workers: usize) -> Result<(), Error> {
         let mesh = self.order(parallel, workers)?;
-        let split = parallel.split_model(self.training.clone(), &self.training, Purpose::Training, &mesh);
+        let grains = grains_of_rank(self.job.grains_for(parallel, workers)?, &mesh);
+        let split = parallel.split_model(self.training.clone(), &self.training, Purpose::Training, &mesh, grains);
         Ok(split.map(drop).map_err(refused)?)
     }
 }

@@ -92,7 +92,7 @@ fn split_graph(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize
     let mut axes = vec![(DATA, 1)];
     axes.extend(within.strategies().flat_map(|one| one.axes()));
     let mesh = Mesh::new(&axes, 0).unwrap_or_else(Mesh::alone);
-    within.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map_err(refused)
+    within.split_model(graph.clone(), &graph, Purpose::Training, &mesh, None).map_err(refused)
 }
 
 /// Counts the graph of a rank of this model, layer by layer.

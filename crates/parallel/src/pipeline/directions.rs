@@ -49,7 +49,7 @@ impl Lowering<'_> {
                 sums[direction] = Some(self.push(op, vec![term], node, number)[0]);
             }
             if let [None, Some(sum)] = sums {
-                self.push(send(places[0]), vec![sum], node, 0);
+                self.push(send(places[0], &self.message(node.outputs[0])), vec![sum], node, 0);
             }
             own.push((node, sums, places[1]));
         }
@@ -61,7 +61,8 @@ impl Lowering<'_> {
                 Some(other) => other,
                 None => {
                     let done = *done.get_or_insert_with(|| self.after_grains(node));
-                    self.push(receive(up, graph.ty(node.outputs[0]), true), vec![done], node, 0)[0]
+                    let op = receive(up, graph.ty(node.outputs[0]), true, &self.message(node.outputs[0]));
+                    self.push(op, vec![done], node, 0)[0]
                 }
             };
             let both = self.push(Arc::new(Add {}), vec![sum, other], node, 0)[0];

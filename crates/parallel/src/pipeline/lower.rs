@@ -49,8 +49,8 @@ impl Ranks {
         Chunk { direction, number: ranks[..stage].iter().filter(|rank| **rank == ranks[stage]).count() }
     }
 
-    fn chunks(&self, direction: usize) -> usize {
-        self.of_stage[direction].iter().filter(|rank| **rank == self.rank).count()
+    fn chunks(&self, direction: usize, rank: usize) -> usize {
+        self.of_stage[direction].iter().filter(|other| **other == rank).count()
     }
 
     /// The number of a segment.
@@ -251,13 +251,13 @@ impl Lowering<'_> {
         let graph = self.graph;
         for (id, _) in graph.params() {
             let (node, home) = (graph.maker(id), self.home(id));
-            let others = self.wanting(id);
+            let (others, message) = (self.wanting(id), self.message(id));
             if home == Some(rank) {
                 let param = self.push(Arc::clone(&node.op), Vec::new(), node, 0)[0];
                 self.set(id, param);
-                others.iter().for_each(|to| _ = self.push(send(*to), vec![param], node, 0));
+                others.iter().for_each(|to| _ = self.push(send(*to, &message), vec![param], node, 0));
             } else if let Some(from) = home.filter(|_| others.contains(&rank)) {
-                let op = receive(from, graph.ty(id), true);
+                let op = receive(from, graph.ty(id), true, &message);
                 let received = self.push(op, Vec::new(), node, 0)[0];
                 self.set(id, received);
             }
@@ -290,9 +290,11 @@ impl Lowering<'_> {
         node.outputs.iter().zip(outputs).for_each(|(old, new)| self.set(*old, new));
     }
 
-    /// The order in which this rank runs the nodes of a grain: forward by stage, then backward from the last stage.
-    fn key(&self, at: usize, stage: usize) -> (usize, u32) {
-        let (chunk, chunks) = (self.ranks.chunk(self.direction, stage).number, self.ranks.chunks(self.direction));
+    /// When the rank of a stage runs a node of a grain: forward by stage, then backward from the last stage. The order of a stage
+    /// and its rank does not depend on the schedule: each pass needs the one before.
+    fn turn_of(&self, at: usize, stage: usize) -> (usize, u32) {
+        let rank = self.rank_of(stage);
+        let (chunk, chunks) = (self.ranks.chunk(self.direction, stage).number, self.ranks.chunks(self.direction, rank));
         match self.kinds[at] {
             FORWARD => (chunk, FORWARD),
             kind => (2 * chunks - chunk, kind),
@@ -301,76 +303,127 @@ impl Lowering<'_> {
 
     fn grains(&mut self) {
         let (graph, rank) = (self.graph, self.ranks.rank);
-        let mut own: Vec<(usize, usize)> = Vec::new();
+        let mut own: Vec<(Position, usize)> = Vec::new();
         for (at, label) in self.labels.iter().enumerate() {
             if let Some(stage) = label.filter(|stage| self.rank_of(*stage) == rank && self.phases[at] == Phase::Grain) {
-                own.push((at, stage));
+                own.push((self.position_of(at, stage), at));
             }
         }
-        own.sort_by_key(|(at, stage)| (self.key(*at, *stage), *at));
-        for (at, stage) in own {
-            let node = &graph.nodes[at];
-            let number = self.segment_of(at, stage);
-            for id in &node.inputs {
-                self.receive_with(*id, number);
+        own.sort_by_key(|(position, _)| *position);
+        let mut arrivals = self.arrivals(&own).into_iter().peekable();
+        for (position, at) in own {
+            while let Some((_, ids)) = arrivals.next_if(|(by, _)| *by <= position) {
+                self.receive_all(ids);
             }
-            self.emit(node, number);
+            let node = &graph.nodes[at];
+            self.emit(node, position.segment);
             for id in &node.outputs {
                 let others = self.wanting(*id);
                 let here = self.get(*id);
-                others.iter().for_each(|to| _ = self.push(send(*to), vec![here], node, number));
+                let message = self.message(*id);
+                others.iter().for_each(|to| _ = self.push(send(*to, &message), vec![here], node, position.segment));
             }
+        }
+        arrivals.for_each(|(_, ids)| self.receive_all(ids));
+    }
+
+    fn position_of(&self, at: usize, stage: usize) -> Position {
+        Position { turn: self.turn_of(at, stage), at, segment: self.segment_of(at, stage) }
+    }
+
+    /// What this rank receives in a grain, by the position before which it does, each with the segment that it is received in.
+    ///
+    /// Both ends of a channel take its messages in one order, that of the sender: before the first message that a node reads come
+    /// all that were sent before it. They have been sent by then, so nobody waits longer for that.
+    fn arrivals(&self, own: &[(Position, usize)]) -> BTreeMap<Position, Vec<(ValueId, u32)>> {
+        let first = self.first_reads(own);
+        // By sender, in the order of its sends.
+        let mut channels: BTreeMap<usize, Vec<(Position, ValueId)>> = BTreeMap::new();
+        for ((direction, id), readers) in &self.wanted {
+            let of_grain = self.phase(*id) == Phase::Grain;
+            if *direction != self.direction || !of_grain || !readers.contains(&self.ranks.rank) {
+                continue;
+            }
+            let (maker, stage) = (self.graph.value(*id).node.0 as usize, self.label(*id));
+            let stage = stage.expect("a value of the grains that another rank makes has a stage");
+            channels.entry(self.rank_of(stage)).or_default().push((self.position_of(maker, stage), *id));
+        }
+        let mut arrivals: BTreeMap<Position, Vec<(ValueId, u32)>> = BTreeMap::new();
+        for sends in channels.values_mut() {
+            sends.sort_unstable();
+            // What one segment of the sender sends is received together.
+            let mut until: Option<Position> = None;
+            let mut of_channel: Vec<(Position, ValueId)> = Vec::new();
+            for together in sends.chunk_by(|one, other| one.0.turn == other.0.turn).rev() {
+                let needed = together.iter().filter_map(|(_, id)| first.get(id).copied()).chain(until).min();
+                let needed = needed.expect("a value that this rank wants is read here");
+                until = Some(needed);
+                of_channel.extend(together.iter().rev().map(|(_, id)| (needed, *id)));
+            }
+            for (needed, id) in of_channel.into_iter().rev() {
+                arrivals.entry(needed).or_default().push((id, needed.segment));
+            }
+        }
+        arrivals
+    }
+
+    /// Where this rank reads each value of the grains first.
+    fn first_reads(&self, own: &[(Position, usize)]) -> HashMap<ValueId, Position> {
+        let (graph, rank) = (self.graph, self.ranks.rank);
+        let mut first: HashMap<ValueId, Position> = HashMap::new();
+        let mut read = |id: ValueId, position: Position| {
+            let known = first.entry(id).or_insert(position);
+            *known = position.min(*known);
+        };
+        for (position, at) in own {
+            graph.nodes[*at].inputs.iter().for_each(|id| read(*id, *position));
         }
         // Gradients that another stage makes of parameters kept here.
         for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op.is::<GrainSum>()) {
             if let Some(stage) = self.labels[at].filter(|stage| self.rank_of(*stage) == rank) {
-                self.receive_with(node.inputs[0], self.segment_of(at, stage));
+                read(node.inputs[0], Position { at: usize::MAX, ..self.position_of(at, stage) });
             }
         }
         // What all ranks are to show.
-        let last = Chunk { direction: 0, number: self.ranks.chunks(0).saturating_sub(1) };
-        let last = self.ranks.segment(last, FORWARD);
-        for (_, id) in &graph.outputs {
-            if self.phase(*id) == Phase::Grain && self.direction == 0 {
-                self.receive_with(*id, last);
-            }
+        let number = self.ranks.chunks(self.direction, rank).saturating_sub(1);
+        let segment = self.ranks.segment(Chunk { direction: self.direction, number }, FORWARD);
+        let last = Position { turn: (number, FORWARD), at: usize::MAX, segment };
+        graph.outputs.iter().filter(|(_, id)| self.phase(*id) == Phase::Grain).for_each(|(_, id)| read(*id, last));
+        first
+    }
+
+    /// Receives values that other ranks make, each in its segment.
+    fn receive_all(&mut self, ids: Vec<(ValueId, u32)>) {
+        let graph = self.graph;
+        for (id, segment) in ids {
+            let from = self.home(id).expect("a value that another rank makes has a home");
+            let op = receive(from, graph.ty(id), false, &self.message(id));
+            let received = self.push(op, Vec::new(), graph.maker(id), segment)[0];
+            self.set(id, received);
         }
     }
 
-    /// Receives a value that another rank makes, and with it all that the same segment of that rank sends here, in its order.
-    fn receive_with(&mut self, id: ValueId, number: u32) {
-        let (graph, rank) = (self.graph, self.ranks.rank);
-        let foreign = |this: &Self, id: ValueId| {
-            let home = this.home(id).filter(|home| *home != rank);
-            home.filter(|_| this.phase(id) == Phase::Grain && this.label(id).is_some())
-        };
-        let Some(from) = foreign(self, id) else { return };
-        if self.map.contains_key(&self.key_of(id)) {
-            return;
-        }
-        let of = |this: &Self, id: ValueId| (this.label(id), this.kinds[graph.value(id).node.0 as usize]);
-        let same = of(self, id);
-        let together: Vec<ValueId> = self
-            .wanted
-            .iter()
-            .filter(|((direction, other), ranks)| {
-                let here = *direction == self.key_of(*other).0 && ranks.contains(&rank);
-                here && of(self, *other) == same && foreign(self, *other).is_some()
-            })
-            .map(|((_, other), _)| *other)
-            .collect();
-        for other in together {
-            let node = graph.maker(other);
-            let received = self.push(receive(from, graph.ty(other), false), Vec::new(), node, number)[0];
-            self.set(other, received);
-        }
+    /// What both ends of a message call a value: its number in the graph that is cut, the direction of its grain, its layer.
+    pub(super) fn message(&self, id: ValueId) -> String {
+        let up = if self.key_of(id).0 > 0 { " up" } else { "" };
+        format!("%{}{up} {}", id.0, self.graph.maker(id).scope).trim_end().into()
     }
 }
 
-pub(super) fn send(to: usize) -> Arc<dyn Op> {
-    Arc::new(Send { axis: PIPELINE.into(), to })
+/// When a rank runs something in a grain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Position {
+    turn: (usize, u32),
+    /// The node that runs; the largest number at the end of the turn.
+    at: usize,
+    segment: u32,
 }
 
-pub(super) fn receive(from: usize, ty: &Type, per_step: bool) -> Arc<dyn Op> {
-    Arc::new(Receive { axis: PIPELINE.into(), from, dtype: ty.dtype, shape: ty.shape.to_vec(), per_step })
+pub(super) fn send(to: usize, message: &str) -> Arc<dyn Op> {
+    Arc::new(Send { axis: PIPELINE.into(), to, message: message.into() })
+}
+
+pub(super) fn receive(from: usize, ty: &Type, per_step: bool, message: &str) -> Arc<dyn Op> {
+    let (axis, message) = (PIPELINE.into(), message.into());
+    Arc::new(Receive { axis, from, dtype: ty.dtype, shape: ty.shape.to_vec(), per_step, message })
 }

@@ -1,7 +1,7 @@
 //! Which stage of a pipeline every node belongs to.
 //!
 //! The forward pass is cut between layers into stages of about the same cost, or where the job says. A node of the backward pass
-//! belongs to the stage of the layer it comes from. What has no layer of its own goes with the node before it.
+//! belongs to the stage of the layer it comes from. The stage of a node without a layer follows from its inputs and readers.
 
 use crate::strategy::Refusal;
 use kolo_graph::graph::Phase;
@@ -170,21 +170,49 @@ impl Stages {
 
     /// The stage of every node of the grains that computes something; `None` for sources, for what depends on parameters alone
     /// and for what comes after the grains.
+    ///
+    /// Values only flow with the pass: forward to the same or a later stage, backward to the same or an earlier one. So a node
+    /// stands at its layer's stage, but no earlier in its pass than what it reads. A node without a layer stands where its
+    /// inputs are made, or where it is read if its inputs are there anyway.
     pub fn labels_of_grain(&self, graph: &Graph) -> Vec<Option<usize>> {
-        let phases = graph.phases();
-        let (mut forward, mut backward) = (0, self.count - 1);
-        let label = |(node, phase): (&Node, &Phase)| {
-            let source = node.op.is::<Input>() || node.op.is::<State>() || node.op.is::<Param>();
-            if *phase != Phase::Grain || source {
-                return None;
+        let (phases, readers) = (graph.phases(), graph.readers());
+        let is_source = |node: &Node| node.op.is::<Input>() || node.op.is::<State>() || node.op.is::<Param>();
+        let mut labels = vec![None; graph.nodes.len()];
+        let computes = |at: usize| phases[at] == Phase::Grain && !is_source(&graph.nodes[at]);
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| computes(*at)) {
+            let own = self.of_scope(&node.scope);
+            labels[at] = match (self.of_pass(graph, node, &labels), own) {
+                (Some(made), Some(own)) if is_forward_pass(node) => Some(made.max(own)),
+                (Some(made), Some(own)) => Some(made.min(own)),
+                (made, own) => made.or(own),
+            };
+        }
+        for (at, node) in graph.nodes.iter().enumerate().rev().filter(|(at, _)| computes(*at)) {
+            if labels[at].is_none() {
+                labels[at] = Some(self.of_readers(graph, node, &labels, &readers));
             }
-            let before = if node.stage == Stage::Forward { &mut forward } else { &mut backward };
-            *before = self.of_scope(&node.scope).unwrap_or(*before);
-            Some(*before)
-        };
-        let mut labels: Vec<Option<usize>> = graph.nodes.iter().zip(&phases).map(label).collect();
+        }
         add_where_made(graph, &mut labels);
         labels
+    }
+
+    /// The last stage of the pass that makes an input of a node in the same pass.
+    fn of_pass(&self, graph: &Graph, node: &Node, labels: &[Option<usize>]) -> Option<usize> {
+        let forward = is_forward_pass(node);
+        let makers = node.inputs.iter().map(|id| graph.value(*id).node.0 as usize);
+        let same_pass = makers.filter(|maker| is_forward_pass(&graph.nodes[*maker]) == forward);
+        let stages = same_pass.filter_map(|maker| labels[maker]);
+        if forward { stages.max() } else { stages.min() }
+    }
+
+    /// The stage that reads a node first in its pass; of a node that only sums read, the stage of its inputs.
+    fn of_readers(&self, graph: &Graph, node: &Node, labels: &[Option<usize>], readers: &[Vec<NodeId>]) -> usize {
+        let forward = is_forward_pass(node);
+        let all = node.outputs.iter().flat_map(|id| &readers[id.0 as usize]);
+        let stages = all.filter_map(|reader| labels[reader.0 as usize]);
+        let inputs = || node.inputs.iter().filter_map(|id| labels[graph.value(*id).node.0 as usize]).max();
+        let read = if forward { stages.min() } else { stages.max() };
+        read.or_else(inputs).unwrap_or(if forward { 0 } else { self.count - 1 })
     }
 
     fn of_scope(&self, scope: &str) -> Option<usize> {
@@ -226,6 +254,11 @@ impl Stages {
             _ => None,
         })
     }
+}
+
+/// Whether a node of the grains runs in the forward pass; all else runs in the backward pass.
+fn is_forward_pass(node: &Node) -> bool {
+    node.stage == Stage::Forward
 }
 
 /// A gradient of which another stage makes all parts is added up there, so that one tensor travels instead of its parts: a tensor

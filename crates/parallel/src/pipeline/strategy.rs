@@ -3,6 +3,7 @@
 use super::directions::halves;
 use super::families::{FAMILIES, Sizes, USUAL, family};
 use super::lower::{BACKWARD, FORWARD, PIPELINE, Ranks, WEIGHTS, lower};
+use super::program::{RankProgram, prove};
 use super::schedule::{Action, ActionKind, Direction, PipelineSchedule, StagePlacement};
 use super::slots::Slots;
 use super::stages::Stages;
@@ -16,6 +17,7 @@ use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::State;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub const RANKS: Key = Key {
@@ -153,8 +155,8 @@ impl Pipeline {
         }
     }
 
-    /// What a rank does in a step of so many grains.
-    fn order_of(&self, rank: usize, grains: usize) -> Result<Order, Refusal> {
+    /// What these ranks do in a step of so many grains.
+    fn orders_of(&self, ranks: Range<usize>, grains: usize) -> Result<Vec<Order>, Refusal> {
         let schedule = self.schedule_of(grains)?;
         let verified = verify(&schedule).map_err(|error| refusal(&error))?;
         let split = Self::splits_backward(&schedule)?;
@@ -163,7 +165,8 @@ impl Pipeline {
             return Err(Refusal::of_key(&SCHEDULE, message, "split it with one stage per rank"));
         }
         check_order_of_sums(&schedule, &verified)?;
-        Ok(order(&schedule, rank, split))
+        let slots = Slots::find(&schedule);
+        Ok(ranks.map(|rank| order(&schedule, &slots, rank, split)).collect())
     }
 
     /// Where stages lie, in each direction, and whether backward passes are split.
@@ -197,7 +200,7 @@ fn check_order_of_sums(schedule: &PipelineSchedule, verified: &Verified) -> Resu
 }
 
 /// What a rank does in a step by a schedule that is proven.
-fn order(schedule: &PipelineSchedule, rank: usize, split_backward: bool) -> Order {
+fn order(schedule: &PipelineSchedule, slots: &Slots, rank: usize, split_backward: bool) -> Order {
     let placement = &schedule.placement;
     let of_stage = [placement.down.clone()].into_iter().chain(placement.up.clone()).collect();
     let ranks = Ranks { of_stage, ranks: schedule.ranks, rank, split_backward };
@@ -207,7 +210,6 @@ fn order(schedule: &PipelineSchedule, rank: usize, split_backward: bool) -> Orde
         ActionKind::BackwardWeight => WEIGHTS,
     };
     let starts = halves(schedule).filter(|_| placement.up.is_some()).unwrap_or([0, 0]);
-    let slots = Slots::find(schedule);
     let turn = |action: &Action| {
         let (grain, direction) = (action.micro_batch, placement.directions[action.micro_batch] as usize);
         let segment = ranks.segment(ranks.chunk(direction, action.stage), kind(action.kind));
@@ -257,6 +259,22 @@ impl Strategy for Pipeline {
         }
         Ok(lower(&graph, &stages, &Ranks { of_stage, ranks, rank: mesh.coordinate(PIPELINE), split_backward }))
     }
+    fn prove(&self, graph: &Graph, training: &Graph, mesh: &Mesh, grains: usize) -> Result<(), Refusal> {
+        let ranks = mesh.size(PIPELINE);
+        if ranks == 1 {
+            return Ok(());
+        }
+        let orders = self.orders_of(0..ranks, grains)?;
+        let (of_stage, split_backward) = self.placement(ranks)?;
+        let stages = Stages::cut(training, of_stage[0].len(), &self.names)?;
+        let places = |rank: usize| Ranks { of_stage: of_stage.clone(), ranks, rank, split_backward };
+        let programs: Vec<RankProgram> =
+            (0..ranks).map(|rank| RankProgram::of(&lower(graph, &stages, &places(rank)))).collect();
+        prove(&programs, &orders).map_err(|fault| {
+            let hint = "use `1f1b`, or a schedule file in which every rank can go on";
+            Refusal::of_key(&SCHEDULE, format!("cannot run this model: {fault}"), hint)
+        })
+    }
     fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<PipelineSchedule>, Refusal> {
         match mesh.size(PIPELINE) {
             1 => Ok(None),
@@ -266,7 +284,10 @@ impl Strategy for Pipeline {
     fn order(&self, mesh: &Mesh, grains: usize) -> Result<Option<Order>, Refusal> {
         match mesh.size(PIPELINE) {
             1 => Ok(None),
-            _ => self.order_of(mesh.coordinate(PIPELINE), grains).map(Some),
+            _ => {
+                let rank = mesh.coordinate(PIPELINE);
+                Ok(self.orders_of(rank..rank + 1, grains)?.pop())
+            }
         }
     }
     fn goes_both_ways(&self) -> bool {
