@@ -15,7 +15,7 @@ With `--random N` it draws jobs and layouts that nobody listed: odd sizes, optim
 damaged ones, ZeRO, recompute, buckets, threads, over shared memory, TCP, MPI and several hosts. Each must end with the weights of
 one worker, or be refused before it starts with a hint. What it sends must be what was planned.
 
-    python bench/layouts.py --random 300 --seed 7
+    python bench/layouts.py --random 1000 --seed 7
 """
 
 import argparse
@@ -347,11 +347,13 @@ def bytes_off(plan, report):
 def try_random(arguments):
     """Trains layouts by chance, some for each job."""
     ways, rows, wrong = transports(), [], 0
-    binary = str(Path(arguments.binary).resolve())
+    if arguments.ways:
+        ways = {name: way for name, way in ways.items() if name in arguments.ways}
+    binary, alone = str(Path(arguments.binary).resolve()), None
     for number in range(arguments.random):
         if number % LAYOUTS_OF_JOB == 0:
             dice = random_layouts.Dice(f"{arguments.seed}/{number}")
-            job = random_layouts.job(dice)
+            job, alone = random_layouts.job(dice), None
         dice = random_layouts.Dice(f"{arguments.seed}/{number}/layout")
         workers, settings, threads, way = random_layouts.layout(dice, job, list(ways))
         if arguments.only is not None and number != arguments.only:
@@ -360,7 +362,8 @@ def try_random(arguments):
             folder = Path(name)
             (folder / "job.toml").write_text(random_layouts.job_file(job))
             row = {"number": number, "workers": workers, "threads": threads, "transport": way, "settings": settings}
-            row |= try_layout(binary, folder, row, ways, dice)
+            alone = alone or train_alone(binary, folder)
+            row |= try_layout(binary, folder, row, ways, dice, alone)
         wrong += row["outcome"] not in ("same", "refused", "refused alone")
         rows.append(row)
         text = " ".join(f"{key.removeprefix('parallel.')}={value}" for key, value in settings.items() if "\n" not in str(value))
@@ -374,17 +377,22 @@ def try_random(arguments):
     return rows, wrong
 
 
-def try_layout(binary, folder, row, ways, dice):
+def train_alone(binary, folder):
+    """The report of one worker, or the outcome and the reason if there is none."""
+    code, _, errors = start([binary, "train", "job.toml", "--quiet", "--threads", "1", "--report", "report.json", "-n", "1"], folder)
+    if code == 0:
+        return json.loads((folder / "report.json").read_text()), None
+    # A key that nobody knows is a mistake of this program's.
+    refused = code in (1, 2) and "hint:" in errors and "unknown key" not in errors
+    return None, {"outcome": "refused alone" if refused else "WRONG ALONE", "reason": errors}
+
+
+def try_layout(binary, folder, row, ways, dice, alone):
     begin = time.time()
-    command = [binary, "train", "job.toml", "--quiet", "--threads", str(row["threads"]), "--report", "report.json"]
-    code, _, errors = start([*command, "-n", "1"], folder)
-    if code != 0:
-        # A key that nobody knows is a mistake of this program's.
-        refused = code in (1, 2) and "hint:" in errors and "unknown key" not in errors
-        outcome = "refused alone" if refused else "WRONG ALONE"
-        return {"outcome": outcome, "reason": errors, "seconds": time.time() - begin}
-    alone = json.loads((folder / "report.json").read_text())
-    (folder / "report.json").unlink()
+    alone, failed = alone
+    if failed:
+        return failed | {"seconds": time.time() - begin}
+    command = [binary, "train", "job.toml", "--quiet", "--threads", str(row["threads"])]
     settings = dict(row["settings"])
     if "\n" in str(settings.get("parallel.schedule", "")):
         text = settings["parallel.schedule"]
@@ -393,9 +401,11 @@ def try_layout(binary, folder, row, ways, dice):
         settings["parallel.schedule"] = "own.txt"
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={random_layouts.toml(value)}")]
     before, behind = ways[row["transport"]](row["workers"]) if row["workers"] > 1 else ([], ["-n", "1"])
-    code, _, errors = start([*before, *command, *words, *behind], folder)
-    report = json.loads((folder / "report.json").read_text()) if code == 0 else {}
+    code, _, errors = start([*before, *command, "--report", "layout.json", *words, *behind], folder)
+    report = json.loads((folder / "layout.json").read_text()) if code == 0 else {}
     outcome, reason = judge(code, errors, report, alone)
+    if outcome == "OTHER":
+        reason += "\n" + differing_tensors(binary, folder, [*before, *command, *words, *behind])
     if outcome == "same" and row["workers"] > 1:
         plan = [binary, "plan", "job.toml", "--by-rates", "--json", "--threads", str(row["threads"]), "-n", str(row["workers"])]
         code, output, errors = start([*plan, *words], folder)
@@ -403,6 +413,15 @@ def try_layout(binary, folder, row, ways, dice):
         if off:
             outcome, reason = "BYTES", "\n".join(off)
     return {"outcome": outcome, "reason": reason, "seconds": time.time() - begin}
+
+
+def differing_tensors(binary, folder, command):
+    """The tensors that one worker and a layout have otherwise after one step."""
+    one_step = ["--set", "train.steps=1", "--set", "train.eval_every=1000000"]
+    start([binary, "train", "job.toml", "--quiet", *one_step, "--out", "alone"], folder)
+    start([*command, *one_step, "--out", "layout"], folder)
+    _, output, errors = start([binary, "ckpt", "diff", "alone", "layout"], folder)
+    return output + errors
 
 
 def main():
@@ -415,6 +434,7 @@ def main():
     parser.add_argument("--memory", action="store_true", help="compare each worker's memory with its plan instead")
     parser.add_argument("--transport", default="shm", choices=["shm", "tcp"], help="of the workers whose memory is compared")
     parser.add_argument("--random", type=int, metavar="N", help="try so many random layouts of random jobs instead")
+    parser.add_argument("--ways", nargs="+", help="start the random layouts in these ways alone: shm, tcp, hosts, openmpi, mpich")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="of the random layouts, this one alone")
     parser.add_argument("--report")
     arguments = parser.parse_args()

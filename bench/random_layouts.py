@@ -1,7 +1,8 @@
 """Jobs and layouts that nobody listed, drawn from a seed; `layouts.py --random N --seed S` trains them.
 
 A job is a model of odd sizes with its data, optimizer, precision, grains, slices and lines about single layers: all that the weights
-depend on. A layout is everything they must not depend on: workers, their mesh, schedule, stages, ZeRO, recompute, buckets, threads,
+depend on. Models are narrow for long inputs as often as wide for short ones: what a strategy moves depends on which of weights and
+activations is larger. A layout is everything they must not depend on: workers, their mesh, schedule, stages, ZeRO, recompute, buckets, threads,
 transport. Most layouts can be run; some are meant to be refused.
 """
 
@@ -13,6 +14,21 @@ class Dice(random.Random):
         return self.random() < share
 
 
+def context(dice):
+    """Tokens of a sample: fewer than features, or many more."""
+    return dice.choice([4, 6, 7, 8, 12, 16, 64, 90, 128, 200, 256])
+
+
+def vocabulary(dice):
+    return dice.choice([dice.randint(2, 70), dice.randint(71, 1025)])
+
+
+def image(dice, least, most):
+    """Rows and columns: few, or many more than channels."""
+    least, most = dice.choice([(least, most), (least, most), (20, 41)])
+    return [dice.randint(least, most), dice.randint(least, most)]
+
+
 def gpt(dice):
     heads = dice.randint(1, 6)
     settings = {
@@ -20,8 +36,8 @@ def gpt(dice):
         "model.layers": dice.randint(1, 5),
         "model.heads": heads,
         "model.width": heads * dice.randint(1, 9),
-        "model.context": dice.choice([4, 6, 7, 8, 12, 16]),
-        "model.vocab": dice.randint(2, 70),
+        "model.context": context(dice),
+        "model.vocab": vocabulary(dice),
         "data.source": "synthetic:tokens",
     }
     if dice.often(0.2):
@@ -43,8 +59,8 @@ def llama(dice):
         "model.kv_heads": kv_heads,
         "model.width": heads * 2 * dice.randint(1, 4),
         "model.hidden": dice.randint(1, 40),
-        "model.context": dice.choice([4, 6, 8, 16]),
-        "model.vocab": dice.randint(2, 70),
+        "model.context": context(dice),
+        "model.vocab": vocabulary(dice),
         "data.source": "synthetic:tokens",
     }
     return settings, ["*.mlp.*", "*norm*", "*embed*"]
@@ -67,7 +83,7 @@ def mlp(dice):
 def cnn(dice):
     settings = {
         "model.kind": "cnn",
-        "model.image": [dice.randint(1, 3), dice.randint(4, 11), dice.randint(4, 11)],
+        "model.image": [dice.randint(1, 3), *image(dice, 4, 11)],
         "model.channels": [dice.randint(1, 9) for _ in range(dice.randint(1, 3))],
         "model.hidden": dice.randint(1, 17),
         "model.classes": dice.randint(2, 7),
@@ -81,7 +97,8 @@ def cnn(dice):
 def resnet18(dice):
     settings = {
         "model.kind": "resnet18",
-        "model.image": [dice.choice([1, 3]), dice.randint(8, 12), dice.randint(8, 12)],
+        "model.width": dice.choice([2, 5, 16, 64]),
+        "model.image": [dice.choice([1, 3]), *image(dice, 8, 12)],
         "model.classes": dice.randint(2, 7),
         "data.source": "synthetic:images",
     }
@@ -104,7 +121,7 @@ def lstm(dice):
         "model.kind": "lstm",
         "model.layers": dice.randint(1, 3),
         "model.width": dice.randint(1, 21),
-        "model.context": dice.randint(2, 12),
+        "model.context": dice.choice([dice.randint(2, 12), dice.randint(30, 80)]),
         "model.features": dice.randint(1, 5),
         "model.outputs": dice.randint(1, 4),
         "data.source": "synthetic:series",
@@ -112,7 +129,7 @@ def lstm(dice):
     return settings, ["*bias*", "*_l0", "head.*"]
 
 
-MODELS = [(gpt, 8), (llama, 6), (mlp, 5), (cnn, 4), (lstm, 4), (resnet18, 1), (resnet50, 1)]
+MODELS = [(gpt, 8), (llama, 6), (mlp, 5), (cnn, 4), (lstm, 4), (resnet18, 2), (resnet50, 1)]
 # Patterns of layers that a line of `[parallel.layers]` may name, for each way, and a name at which a stage may begin.
 LAYERS = {
     "gpt": ({"tensor": ["h.0.*", "h.*.mlp.*", "wte", "h.*.attn.c_attn"]}, "h.{}"),
@@ -140,7 +157,7 @@ def job(dice):
     make = dice.choices([model for model, _ in MODELS], [weight for _, weight in MODELS])[0]
     settings, patterns = make(dice)
     grains = dice.choice([1, 2, 4, 8, 8])
-    batch = grains * dice.choice([1, 1, 2, 3])
+    batch = grains * dice.choice([1, 1, 2, 3, 16 if settings["model.kind"] == "mlp" else 2])
     settings |= {
         "job.seed": dice.randint(0, 9),
         "data.batch": batch,
@@ -219,7 +236,7 @@ def layout(dice, job, transports):
     sizes = [1, 2, 3, 4, 5, 6, 8] if wild else None
     tensor = dice.choice(sizes or divisors(layer_slices))
     context = dice.choice(sizes or divisors(slices)) if by_tokens else 1
-    pipeline = dice.choice(sizes or [1, 1, 2, 2, 3, 4])
+    pipeline = dice.choice(sizes or ([1, 2, 2, 2, 4] if tensor > 1 else [1, 1, 2, 2, 3, 4]))
     data = dice.choice(sizes or divisors(job["data.grains"]))
     spatial = [dice.choice(sizes or divisors(tiles)) for tiles in job.get("parallel.tiles", [1, 1])]
     # Lines say it where they give layers to several workers.

@@ -11,6 +11,7 @@ mod ignored;
 mod layouts;
 mod metrics;
 mod op_goldens;
+mod pipelines;
 mod precision;
 mod reference;
 mod regroup;
