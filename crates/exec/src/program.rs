@@ -2,9 +2,10 @@
 
 use crate::executor::{Executor, SessionBytes};
 use crate::options::Options;
-use kolo_graph::layout::Layout;
+use kolo_graph::layout::{Layout, overlap};
 use kolo_graph::sources::Param;
-use kolo_graph::{Graph, NodeId};
+use kolo_graph::{Graph, NodeId, ValueId};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A graph, who will run it, and its place in memory. The planner counts it, and a session is compiled from it: what was
@@ -58,7 +59,38 @@ impl Program {
 
     /// The same with grains in segments. The options have the order's slots.
     pub fn in_order(self, order: Option<Order>) -> Self {
+        if cfg!(debug_assertions) {
+            order.iter().for_each(|order| self.check_memory(order));
+        }
         Self { order: order.map(Arc::new), ..self }
+    }
+
+    /// # Panics
+    ///
+    /// If a grain that runs segment by segment writes over what it still needs.
+    fn check_memory(&self, order: &Order) {
+        let mut segments: Vec<u32> = Vec::new();
+        let grains: BTreeSet<usize> = order.turns.iter().map(|turn| turn.grain).collect();
+        for grain in grains {
+            let own: Vec<u32> =
+                order.turns.iter().filter(|turn| turn.grain == grain).map(|turn| turn.segment).collect();
+            if own == segments {
+                continue;
+            }
+            let of = |segment: u32| self.layout.grain.iter().filter(move |id| self.graph.node(**id).segment == segment);
+            let nodes: Vec<NodeId> = own.iter().flat_map(|segment| of(*segment)).copied().collect();
+            if let Some((first, second)) = overlap(&self.graph, &self.layout, &nodes) {
+                let of = |id: ValueId| self.graph.maker(id).op.signature();
+                panic!(
+                    "%{} of `{}` is written over by %{} of `{}`: segments run in another order than the graph",
+                    first.0,
+                    of(first),
+                    second.0,
+                    of(second)
+                );
+            }
+            segments = own;
+        }
     }
 
     /// For the CPU.

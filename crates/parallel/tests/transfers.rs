@@ -243,6 +243,32 @@ fn tensors_are_sent_and_received_in_every_grain() {
     }
 }
 
+/// Two messages of one size between the same ranks: the receiver awaits the other one.
+#[test]
+fn a_message_is_not_taken_for_another() {
+    let results = on_ranks(2, |world| {
+        let (rank, builder) = (world.rank(), Builder::new());
+        let x = builder.input("x", Type::f32([3]));
+        let (axis, shape) = ("pipeline".to_string(), vec![3]);
+        let y = match rank {
+            0 => x.then(Send { axis, to: 1, message: "%7 h.0".into() }, &[]),
+            _ => {
+                let message = "%8 h.1".into();
+                let receive = Receive { axis, from: 0, dtype: DType::F32, shape, per_step: false, message };
+                builder.apply(receive, &[]).add(x)
+            }
+        };
+        builder.output("sum", y.sum_all().then(GrainSum { of: String::new() }, &[]));
+        let graph = builder.finish().unwrap();
+        let mut store = Store::new(&graph, 0);
+        let lane = Arc::new(CommLane::on_mesh(world, Mesh::new(&[("pipeline", 2)], rank).unwrap()));
+        let mut session = Session::with_collectives(graph, &store, Options::single(1), lane).unwrap();
+        session.run(&mut store, |_| {}, |_, feed| feed.f32("x").unwrap().fill(1.0)).map_err(|error| error.to_string())
+    });
+    let said = results.into_iter().find_map(Result::err).expect("a fault");
+    assert!(said.contains("%7 h.0") && said.contains("%8 h.1"), "{said}");
+}
+
 /// Every rank hands its tensor on, and as its gradient takes back that of the one it gave it to.
 #[test]
 fn tensors_go_round_a_ring() {

@@ -249,3 +249,20 @@ fn a_schedule_is_a_file_with_an_end() {
         assert!(ended.stderr.contains("it is not a regular file"), "{schedule}: {ended}");
     }
 }
+
+/// Jobs and layouts that nobody listed, of sizes that nobody chose. `bench/layouts.py --random 1000` tries more.
+#[test]
+fn random_layouts_have_the_weights_of_one_worker() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/layouts.py");
+    let mut command = std::process::Command::new("python3");
+    command.arg(script).args(["--random", "60", "--seed", "30", "--ways", "shm", "tcp"]);
+    let run = match command.args(["--binary", env!("CARGO_BIN_EXE_kolo")]).output() {
+        Ok(run) => run,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return println!("skipped: no python3"),
+        Err(error) => panic!("{error}"),
+    };
+    let lines = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{lines}{}", String::from_utf8_lossy(&run.stderr));
+    let same = lines.lines().filter(|line| line.contains(": same (")).count();
+    assert!(same >= 20, "{same} of 60 layouts were trained\n{lines}");
+}

@@ -5,11 +5,13 @@
 
 mod alias;
 mod fit;
+mod overlap;
 mod packs;
 mod planner;
 mod unstored;
 
 pub use alias::{all_shown_by, shown_by};
+pub use overlap::overlap;
 pub use unstored::{Unstored, UnstoredGradients, unstored};
 
 use crate::graph::{Graph, Node, NodeId, Phase, ValueId};

@@ -49,7 +49,7 @@ pub(super) struct Planner<'g> {
 }
 
 /// The last position that reads each value. `waits` gives the first that reads any of some values.
-fn last_reads(graph: &Graph, order: &[NodeId], waits: &impl Fn(&[ValueId]) -> usize) -> Vec<usize> {
+pub(super) fn last_reads(graph: &Graph, order: &[NodeId], waits: &impl Fn(&[ValueId]) -> usize) -> Vec<usize> {
     let mut last_read = vec![0; graph.values.len()];
     for (position, id) in order.iter().enumerate() {
         graph.node(*id).inputs.iter().for_each(|input| last_read[input.0 as usize] = position);

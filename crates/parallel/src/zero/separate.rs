@@ -53,12 +53,13 @@ impl Separate<'_> {
         let has_sums = old.nodes.iter().any(|node| node.op.is::<GrainSum>());
         let mut results: BTreeMap<ValueId, ValueId> = BTreeMap::new();
         for (_, id) in &old.outputs {
-            let new = if has_sums { self.get(*id, Phase::After) } else { self.of_grain(*id) };
+            let new = if has_sums { self.get(*id, Phase::After, 0) } else { self.of_grain(*id, 0) };
             results.insert(*id, new);
         }
         let result = |(name, id): &(String, ValueId)| (name.clone(), results[id]);
         let outputs = old.outputs.iter().map(result).collect();
-        let update = |(state, value): &(ValueId, ValueId)| (self.rebuild.get(*state), self.get(*value, Phase::After));
+        let update =
+            |(state, value): &(ValueId, ValueId)| (self.rebuild.get(*state), self.get(*value, Phase::After, 0));
         let updates = old.updates.iter().map(update).collect();
         let mut new = self.rebuild.new;
         (new.outputs, new.updates) = (outputs, updates);
@@ -66,13 +67,13 @@ impl Separate<'_> {
     }
 
     /// A value as something that a grain leaves behind: never a parameter itself.
-    fn of_grain(&mut self, id: ValueId) -> ValueId {
-        let new = self.get(id, Phase::Grain);
+    fn of_grain(&mut self, id: ValueId, segment: u32) -> ValueId {
+        let new = self.get(id, Phase::Grain, segment);
         let node = self.rebuild.old.maker(id);
         match node.op.is::<Param>() {
             true => {
                 let shape = self.rebuild.old.ty(id).shape.to_vec();
-                self.push(Arc::new(Reshape { shape }), vec![new], node)[0]
+                self.push(Arc::new(Reshape { shape }), vec![new], node, segment)[0]
             }
             false => new,
         }
@@ -85,24 +86,25 @@ impl Separate<'_> {
             return;
         }
         let inputs = match node.op.is::<GrainSum>() {
-            true => node.inputs.iter().map(|id| self.of_grain(*id)).collect(),
-            false => node.inputs.iter().map(|id| self.get(*id, phase)).collect(),
+            true => node.inputs.iter().map(|id| self.of_grain(*id, node.segment)).collect(),
+            false => node.inputs.iter().map(|id| self.get(*id, phase, node.segment)).collect(),
         };
-        let outputs = self.push(Arc::clone(&node.op), inputs, node);
+        let outputs = self.push(Arc::clone(&node.op), inputs, node, node.segment);
         node.outputs.iter().zip(outputs).for_each(|(old, new)| self.rebuild.set(*old, new));
     }
 
     /// A value as the nodes of a phase see it. The update reads a parameter itself.
-    fn get(&mut self, id: ValueId, phase: Phase) -> ValueId {
+    fn get(&mut self, id: ValueId, phase: Phase, segment: u32) -> ValueId {
         let old = self.rebuild.old;
         let is_param = old.maker(id).op.is::<Param>();
         if !self.follows[id.0 as usize] || is_param && phase == Phase::After {
             return self.rebuild.get(id);
         }
-        self.in_phase(id, phase)
+        self.in_phase(id, phase, segment)
     }
 
-    fn in_phase(&mut self, id: ValueId, phase: Phase) -> ValueId {
+    /// What is made anew in a grain is made in the segment that reads it first: the first segment of a rank may be long over.
+    fn in_phase(&mut self, id: ValueId, phase: Phase, segment: u32) -> ValueId {
         if !self.follows[id.0 as usize] {
             return self.rebuild.get(id);
         }
@@ -113,19 +115,19 @@ impl Separate<'_> {
         let (op, inputs): (Arc<dyn Op>, Vec<ValueId>) = match node.op.is::<Param>() {
             true if phase == Phase::After => (Arc::new(AfterGrains {}), vec![self.rebuild.get(id)]),
             true => (Arc::new(EachGrain {}), vec![self.rebuild.get(id)]),
-            false => (Arc::clone(&node.op), node.inputs.iter().map(|id| self.in_phase(*id, phase)).collect()),
+            false => (Arc::clone(&node.op), node.inputs.iter().map(|id| self.in_phase(*id, phase, segment)).collect()),
         };
-        let outputs = self.push(op, inputs, node);
+        let outputs = self.push(op, inputs, node, segment);
         for (old, new) in node.outputs.iter().zip(&outputs) {
             self.made.insert((*old, phase), *new);
         }
         self.made[&(id, phase)]
     }
 
-    fn push(&mut self, op: Arc<dyn Op>, inputs: Vec<ValueId>, like: &Node) -> Vec<ValueId> {
+    fn push(&mut self, op: Arc<dyn Op>, inputs: Vec<ValueId>, like: &Node, segment: u32) -> Vec<ValueId> {
         let types = self.rebuild.old.types(&like.outputs);
         let node = self.rebuild.new.push_typed(op, inputs, types, like.scope.clone(), like.stage);
-        self.rebuild.new.set_segment(node, like.segment);
+        self.rebuild.new.set_segment(node, segment);
         self.rebuild.new.node(node).outputs.clone()
     }
 }

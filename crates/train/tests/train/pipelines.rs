@@ -46,3 +46,21 @@ fn narrow_convolutions_of_large_images_have_one_workers_weights() {
     assert_schedules(resnet, "synthetic:images", "precision = \"bf16\"", "");
     assert_schedules("kind = \"cnn\"\nchannels = [2, 2, 2, 2]\nimage = [1, 33, 30]", "synthetic:images", "", "");
 }
+
+/// Weights that tensor ranks gather for the backward pass, of which data ranks keep shares.
+#[test]
+fn weights_gathered_twice_are_there_when_they_are_read() {
+    let job = |parallel: &str| {
+        crate::job(&format!(
+            "[model]\nkind = \"resnet18\"\nwidth = 2\nimage = [1, 27, 22]\nclasses = 6\n[data]\nsource = \"synthetic:images\"\n\
+             samples = 16\nbatch = 4\ngrains = 4\n[train]\nsteps = 1\n[parallel]\nslices = 2\n{parallel}\n"
+        ))
+    };
+    let alone = report(&job(""), WorkerGroup::Alone);
+    for schedule in SCHEDULES.into_iter().filter(|schedule| !schedule.contains("bidirectional")) {
+        let job = job(&format!("tensor = 2\npipeline = 2\nzero = 3\n{schedule}"));
+        for other in on_ranks(8, |world| report(&job, WorkerGroup::Workers(world))) {
+            assert_eq!(other.weights, alone.weights, "{schedule}");
+        }
+    }
+}
