@@ -6,7 +6,7 @@ use crate::mesh::{DATA, Mesh};
 use crate::pipeline::PipelineSchedule;
 use crate::recompute::RecomputePlan;
 use crate::servers::{Roles, Servers};
-use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind, TrainingGraphs};
 use crate::{device_lane, zero};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, ExchangeError, FoundLinks, LinkPreference, Memory, Order};
@@ -159,15 +159,21 @@ impl Parallel {
         mesh: &Mesh,
         grains: Option<usize>,
     ) -> Result<Graph, Refusal> {
-        let split = |graph: Graph, one: &dyn Strategy| {
+        let mut strategies = self.strategies().filter(|one| one.part() == Part::Model).peekable();
+        let (mut graph, mut here) = (graph, None);
+        while let Some(one) = strategies.next() {
             if let Some(grains) = grains.filter(|_| purpose == Purpose::Training) {
                 one.prove(&graph, training, mesh, grains)?;
             }
-            let graph = one.split(graph, training, purpose, mesh)?;
+            let seen = TrainingGraphs { whole: training, here: here.as_ref().unwrap_or(training) };
+            graph = one.split(graph, seen, purpose, mesh)?;
             debug_verify(&graph, one.name());
-            Ok(graph)
-        };
-        self.strategies().filter(|one| one.part() == Part::Model).try_fold(graph, split)
+            // The next strategy sees in training what this one made of it.
+            if matches!(purpose, Purpose::Evaluation { .. }) && strategies.peek().is_some() {
+                here = Some(one.split(seen.here.clone(), seen, Purpose::Training, mesh)?);
+            }
+        }
+        Ok(graph)
     }
 
     /// The schedule of a pipeline for so many grains, if there is one.

@@ -64,4 +64,4 @@ pub use mesh::Mesh;
 pub use narrow::NarrowLane;
 pub use recompute::{Recompute, RecomputePlan};
 pub use servers::Roles;
-pub use strategy::{Purpose, STRATEGIES, Strategy, StrategyKind};
+pub use strategy::{Purpose, STRATEGIES, Strategy, StrategyKind, TrainingGraphs};

@@ -7,7 +7,7 @@
 
 use crate::mesh::Mesh;
 use crate::partition::{Choice, Group, PartitionPlan, Rules, lower, plan, unfit_for_ring};
-use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind, TrainingGraphs};
 use crate::tensor::{SEQUENCE, SLICES, TENSOR, TENSOR_SLICES, tokens_of};
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
@@ -200,12 +200,18 @@ impl Strategy for Sequence {
         }
         Ok(())
     }
-    fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
+    fn split(
+        &self,
+        graph: Graph,
+        training: TrainingGraphs<'_>,
+        purpose: Purpose,
+        mesh: &Mesh,
+    ) -> Result<Graph, Refusal> {
         let (ranks, rank) = (mesh.size(self.axis_name()), mesh.coordinate(self.axis_name()));
         let slices = if self.slices.is_multiple_of(ranks) { self.slices } else { ranks };
         let mut own = self.rules(&graph, slices)?;
         if let Purpose::Evaluation { .. } = purpose {
-            own.fixed = plan(training, slices, &self.rules(training, slices)?).named(training);
+            own.fixed = plan(training.here, slices, &self.rules(training.here, slices)?).named(training.here);
         }
         let plan = plan(&graph, slices, &own);
         self.check_heads(&graph, &plan, slices, mesh)?;

@@ -11,7 +11,7 @@
 use crate::layers::{LAYERS, Layers, Way, layer_of, layers_of};
 use crate::mesh::Mesh;
 use crate::partition::{Choice, Group, PartitionPlan, Planes, Rules, lower, plan};
-use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind, TrainingGraphs};
 use crate::tensor::TENSOR;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::Input;
@@ -144,19 +144,20 @@ impl Spatial {
     fn cut(
         &self,
         graph: Graph,
-        training: &Graph,
+        training: TrainingGraphs<'_>,
         purpose: Purpose,
         group: (usize, usize, &Mesh),
     ) -> Result<Graph, Refusal> {
         let (side, slices, mesh) = group;
-        let mut rules = self.rules(&graph, training, side);
-        if let (Purpose::Evaluation { .. }, true) = (purpose, self.tensor) {
+        let mut rules = self.rules(&graph, training.whole, side);
+        // Weights are cut with the first side alone.
+        if let (Purpose::Evaluation { .. }, true, 0) = (purpose, self.tensor, side) {
             // Weights lie as training left them.
-            let trained = batch_norm_parts::in_steps(training, |_| true);
-            rules.fixed = plan(&trained, slices, &self.rules(&trained, training, side)).named(&trained);
+            let trained = batch_norm_parts::in_steps(training.here, |_| true);
+            rules.fixed = plan(&trained, slices, &self.rules(&trained, training.whole, side)).named(&trained);
         }
         let plan = plan(&graph, slices, &rules);
-        self.check_layers(&graph, &plan, training, side)?;
+        self.check_layers(&graph, &plan, training.whole, side)?;
         let (ranks, rank) = (mesh.size(AXES[side]), mesh.coordinate(AXES[side]));
         Ok(lower(&graph, &plan, &Group { axis: AXES[side].into(), ranks, rank }))
     }
@@ -250,9 +251,15 @@ impl Strategy for Spatial {
         }
         Ok(())
     }
-    fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
-        self.check_images(training, mesh)?;
-        self.layers.check_names(training)?;
+    fn split(
+        &self,
+        graph: Graph,
+        training: TrainingGraphs<'_>,
+        purpose: Purpose,
+        mesh: &Mesh,
+    ) -> Result<Graph, Refusal> {
+        self.check_images(training.whole, mesh)?;
+        self.layers.check_names(training.whole)?;
         let mut graph = batch_norm_parts::in_steps(&graph, |_| true);
         for (side, axis) in AXES.into_iter().enumerate() {
             let slices = self.slices(side, mesh.size(axis));

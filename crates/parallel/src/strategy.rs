@@ -252,6 +252,22 @@ pub enum Purpose {
     Server,
 }
 
+/// The graph of training, whatever a graph is wanted for.
+#[derive(Clone, Copy, Debug)]
+pub struct TrainingGraphs<'g> {
+    /// Of a single worker.
+    pub whole: &'g Graph,
+    /// As the strategies before this one have split it for this rank.
+    pub here: &'g Graph,
+}
+
+impl<'g> TrainingGraphs<'g> {
+    /// For the first strategy.
+    pub fn new(whole: &'g Graph) -> Self {
+        Self { whole, here: whole }
+    }
+}
+
 /// Where a rank's parameters live. State always lies in a rank's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Home {
@@ -384,9 +400,15 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Of a strategy that changes the model: the graph of a rank, before ops are fused. `training` is the graph of training
-    /// whatever the purpose: parameters lie as that has them.
-    fn split(&self, graph: Graph, _training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
+    /// Of a strategy that changes the model: the graph of a rank, before ops are fused. Whatever the purpose, parameters lie as
+    /// training has them.
+    fn split(
+        &self,
+        graph: Graph,
+        _training: TrainingGraphs<'_>,
+        purpose: Purpose,
+        mesh: &Mesh,
+    ) -> Result<Graph, Refusal> {
         Ok(self.rewrite(graph, purpose, mesh))
     }
 

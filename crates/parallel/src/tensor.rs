@@ -9,7 +9,7 @@ use crate::mesh::Mesh;
 use crate::partition::{Group, Rules, lower, plan};
 use crate::sequence::SequenceSplit;
 use crate::spatial;
-use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind, TrainingGraphs};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::Input;
 use kolo_graph::{DType, Graph, InputRole};
@@ -159,18 +159,24 @@ impl Strategy for Tensor {
         }
         Ok(())
     }
-    fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
+    fn split(
+        &self,
+        graph: Graph,
+        training: TrainingGraphs<'_>,
+        purpose: Purpose,
+        mesh: &Mesh,
+    ) -> Result<Graph, Refusal> {
         let (ranks, rank) = (mesh.size(TENSOR), mesh.coordinate(TENSOR));
         let slices = if self.slices.is_multiple_of(ranks) { self.slices } else { ranks };
         let tokens = |graph: &Graph| self.sequence.then(|| tokens_of(graph)).flatten();
-        self.layers.check_names(training)?;
-        let whole = self.whole(training);
+        self.layers.check_names(training.whole)?;
+        let whole = self.whole(training.whole);
         let rules = match purpose {
             // Weights lie as training left them.
             Purpose::Evaluation { .. } => {
-                let rules = Rules { tokens: tokens(training), whole, ..Rules::default() };
-                let trained = plan(training, slices, &rules);
-                Rules { fixed: trained.named(training), tokens: tokens(&graph), ..Rules::default() }
+                let rules = Rules { tokens: tokens(training.here), whole, ..Rules::default() };
+                let trained = plan(training.here, slices, &rules);
+                Rules { fixed: trained.named(training.here), tokens: tokens(&graph), ..Rules::default() }
             }
             Purpose::Training | Purpose::Server => Rules { tokens: tokens(&graph), whole, ..Rules::default() },
         };
@@ -178,7 +184,12 @@ impl Strategy for Tensor {
         let named = plan.named(&graph);
         let is_split = |layer: &str| named.iter().any(|(name, own)| layer_of(name) == layer && own.cut().is_some());
         if self.of_layers {
-            self.layers.check_shared(Way::Tensor, is_split, training, "use fewer workers, or leave the layer whole")?;
+            self.layers.check_shared(
+                Way::Tensor,
+                is_split,
+                training.whole,
+                "use fewer workers, or leave the layer whole",
+            )?;
         }
         Ok(lower(&graph, &plan, &Group { axis: TENSOR.into(), ranks, rank }))
     }

@@ -5,7 +5,7 @@ use kolo_graph::{Graph, text, verify};
 use kolo_parallel::recompute::{Recompute, recompute};
 use kolo_parallel::servers::{server_graph, worker_graph};
 use kolo_parallel::spatial::Spatial;
-use kolo_parallel::{Mesh, Purpose, Strategy, central, data, zero};
+use kolo_parallel::{Mesh, Purpose, Strategy, TrainingGraphs, central, data, zero};
 use std::path::Path;
 
 /// Small, so that the two gradients are two buckets.
@@ -33,7 +33,9 @@ fn apply(name: &str, graph: &Graph) -> Graph {
 /// Images in two strips, of one worker or of two.
 fn cut_rows(graph: &Graph, ranks: usize, rank: usize) -> Graph {
     let mesh = Mesh::new(&[("height", ranks)], rank).expect("a rank of the mesh");
-    Spatial::new([ranks, 1], [2, 1]).split(graph.clone(), graph, Purpose::Training, &mesh).expect("images")
+    Spatial::new([ranks, 1], [2, 1])
+        .split(graph.clone(), TrainingGraphs::new(graph), Purpose::Training, &mesh)
+        .expect("images")
 }
 
 fn check(path: &Path) {

@@ -9,7 +9,7 @@ use super::slots::Slots;
 use super::stages::Stages;
 use super::{Verified, text, verify};
 use crate::mesh::Mesh;
-use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind, TrainingGraphs};
 use kolo_exec::{Order, Turn};
 use kolo_graph::Graph;
 use kolo_graph::graph::Phase;
@@ -245,13 +245,19 @@ impl Strategy for Pipeline {
             false => Ok(()),
         }
     }
-    fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
+    fn split(
+        &self,
+        graph: Graph,
+        training: TrainingGraphs<'_>,
+        purpose: Purpose,
+        mesh: &Mesh,
+    ) -> Result<Graph, Refusal> {
         let ranks = mesh.size(PIPELINE);
         if ranks == 1 {
             return Ok(graph);
         }
         let (mut of_stage, split_backward) = self.placement(ranks)?;
-        let stages = Stages::cut(training, of_stage[0].len(), &self.names)?;
+        let stages = Stages::cut(training.whole, of_stage[0].len(), &self.names)?;
         match purpose {
             Purpose::Training => check_states(&graph, of_stage.len())?,
             // Nothing comes back: one direction does.

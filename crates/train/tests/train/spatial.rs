@@ -63,6 +63,10 @@ fn single_layers_are_split_as_the_job_says() {
     agree(CNN, "layers = { \"fc\" = { tensor = 2 } }", &[(2, "")]);
     agree(CNN, "slices = 2\nlayers = { \"convs.*\" = { tensor = 1 } }", &[(2, "tensor = 2")]);
     agree(CNN, "tiles = [2, 1]\nlayers = { \"fc\" = { tensor = 2 } }", &[(2, "spatial = [2, 1]")]);
+    // Weights that are smaller than what they are multiplied with, in slices as well: the evaluation finds them as training has them.
+    let narrow = "[model]\nkind = \"cnn\"\nimage = [1, 21, 41]\nchannels = [3]\nhidden = 5\nclasses = 3\n";
+    let mixed = "slices = 2\ntiles = [4, 2]\nlayers = { \"convs.*\" = { spatial = 4 }, \"fc\" = { tensor = 4 } }";
+    agree(narrow, mixed, &[(4, ""), (4, "zero = 1"), (8, "zero = 3"), (8, "pipeline = 2")]);
 }
 
 /// Numbers of workers that are no powers of two, for a job that does not promise its bits.
