@@ -71,7 +71,6 @@ struct Lines {
 
 /// What an input may be called that is no file.
 const STANDARD_INPUT: [&str; 2] = ["-", "/dev/stdin"];
-const IMAGE_ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// The largest of some numbers, of equals the first.
 fn largest(values: &[f32]) -> usize {
@@ -239,7 +238,7 @@ fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -
 fn joined(paths: &[String]) -> Vec<String> {
     let is_image = |path: &String| {
         let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-        IMAGE_ENDINGS.contains(&ending.to_ascii_lowercase().as_str())
+        kolo_data::image::ENDINGS.contains(&ending.to_ascii_lowercase().as_str())
             && !path.contains(',')
             && Path::new(path).is_file()
     };

@@ -256,6 +256,7 @@ fn introduce(job: &Job, args: &Train, who: &str) {
         return;
     }
     println!("{}: {}", job.name, job.source.describe());
+    job.source.notes().iter().for_each(|note| println!("  {note}"));
     println!(
         "{}, batch {} in {}, {who}, {} to train on, {} held out",
         counted(job.total_steps, "step"),

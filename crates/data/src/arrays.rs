@@ -429,7 +429,7 @@ pub(crate) fn with_labels(
 ) -> Result<Vec<(DataFile, Option<DataFile>)>, OpenError> {
     let given = settings.text("labels", "")?;
     if !given.is_empty() {
-        let labels = files::list(&given, settings, "labels")?;
+        let labels = files::list(&given, settings, "labels")?.files;
         if labels.len() == files.len() {
             return Ok(files.iter().cloned().zip(labels.into_iter().map(Some)).collect());
         }

@@ -305,6 +305,7 @@ fn open_alone(
     part.name_classes(&assembly, settings, "source")?;
     let split = Split::given(part.reader.len(), 0);
     let mut source = FileSource::new(vec![part], split, assembly, seed, on_error);
+    source.notes = source.notes_of_parts();
     let form = add_transforms(&mut source, settings, seed, fitted)?;
     source.fields = fields_of(&form, settings)?;
     Ok(source)
