@@ -265,6 +265,7 @@ fn introduce(job: &Job, args: &Train, who: &str) {
         counted(job.split.train_len(), "sample"),
         job.split.held_out_len()
     );
+    job.evaluation_note().iter().for_each(|note| println!("  {note}"));
 }
 
 /// Hears signals; whether this process `speaks` of them, or another one does, and whether its launcher passes them on.

@@ -186,6 +186,11 @@ impl Contents {
         Ok(Self { path: path.into(), file: Arc::new(file), bytes })
     }
 
+    /// The first so many bytes of what was unpacked from this file, which is still written behind them.
+    pub(crate) fn part_of(path: &Path, file: Arc<File>, bytes: u64) -> Self {
+        Self { path: path.into(), file, bytes }
+    }
+
     /// All of the contents from `offset` on, in order.
     pub fn stream_from(&self, offset: u64) -> ContentsStream {
         ContentsStream { contents: self.clone(), at: offset }

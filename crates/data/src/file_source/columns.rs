@@ -2,6 +2,7 @@
 
 use crate::record::{RecordColumn, RecordKind, UnreadColumn};
 use kolo_graph::settings::{SettingError, Settings, nearest};
+use std::collections::{BTreeSet, HashMap};
 
 /// Names by which a target is known.
 const TARGET_NAMES: [&str; 7] = ["y", "label", "labels", "class", "cls", "target", "targets"];
@@ -55,7 +56,12 @@ pub(crate) fn choose(
     };
     let mut chosen = match inputs.is_empty() {
         false => {
-            inputs.iter().map(|name| find(columns, unread, name, settings, "inputs")).collect::<Result<Vec<_>, _>>()?
+            let known = by_name(columns);
+            let found = |name: &String| match known.get(name.as_str()) {
+                Some(at) => Ok(*at),
+                None => find(columns, unread, name, settings, "inputs"),
+            };
+            inputs.iter().map(found).collect::<Result<Vec<_>, _>>()?
         }
         true => {
             refuse_by_name(columns, unread, &[INPUT_NAME], settings, "inputs")?;
@@ -70,7 +76,8 @@ pub(crate) fn choose(
         (target, guess) = match inputs.is_empty() && !one_is_named {
             true => (chosen.pop(), Some("the last column of numbers")),
             false => {
-                let mut others = rows.rev().filter(|at| !chosen.contains(at));
+                let taken: BTreeSet<usize> = chosen.iter().copied().collect();
+                let mut others = rows.rev().filter(|at| !taken.contains(at));
                 (others.find(|at| can_be_target(&columns[*at])), Some("the last column that is no input"))
             }
         };
@@ -107,6 +114,11 @@ pub(super) fn list(columns: &[RecordColumn]) -> String {
         1..=SHOWN => names,
         more => format!("{names} and {} more", more - SHOWN),
     }
+}
+
+/// The columns by their names; of several with one name, the first.
+pub(crate) fn by_name(columns: &[RecordColumn]) -> HashMap<&str, usize> {
+    columns.iter().enumerate().rev().map(|(at, column)| (column.name.as_str(), at)).collect()
 }
 
 /// The column of this name, which `key` asks for.
@@ -184,6 +196,7 @@ fn default_inputs(choices: &Choices<'_>, target: Option<usize>, categorical: &[S
     let one = |is: &dyn Fn(&RecordColumn) -> bool| others().find(|(_, column)| is(column)).map(|(at, _)| vec![at]);
     one(&|column| is_input_name(&column.name)).or_else(|| one(&is_picture)).or_else(|| one(&is_tokens)).unwrap_or_else(
         || {
+            let categorical: BTreeSet<&String> = categorical.iter().collect();
             let counts = |column: &RecordColumn| is_number(column) || categorical.contains(&column.name);
             others().filter(|(_, column)| counts(column)).map(|(at, _)| at).collect()
         },

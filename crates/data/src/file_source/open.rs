@@ -24,6 +24,7 @@ use crate::transform::{self, Fitted, Setup};
 use crate::transforms::{one_hot, pack};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{Setting, SettingError, Settings};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Opens the files that `name`, which is `data.source`, names, with those of `validation` and `test` if there are any.
@@ -200,7 +201,8 @@ fn columns_used(part: &Part, assembly: &Assembly, guess: Option<&str>, settings:
         (None, _) => "the next token".into(),
     };
     let mut notes = vec![format!("target {target}, inputs {}", notes::listed(part.places.inputs.iter().map(name)))];
-    let is_used = |at: usize| part.places.inputs.contains(&at) || part.places.target == Some(at);
+    let inputs: BTreeSet<usize> = part.places.inputs.iter().copied().collect();
+    let is_used = |at: usize| inputs.contains(&at) || part.places.target == Some(at);
     if settings.peek("inputs").is_none() {
         let others = (0..columns.len()).filter(|at| !is_used(*at) && !part.reader.is_index(*at));
         let others: Vec<String> = others

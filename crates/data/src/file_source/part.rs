@@ -89,9 +89,10 @@ impl Part {
     /// Finds the columns of another part here, by name, and the classes by theirs.
     pub fn align(&mut self, with: &Part, assembly: &Assembly, settings: &Settings, key: &str) -> Result<(), OpenError> {
         let (own, other) = (self.reader.columns(), with.reader.columns());
+        let known = columns::by_name(own);
         let same = |at: &usize| -> Result<usize, SettingError> {
             let wanted = &other[*at];
-            let Some(found) = own.iter().position(|column| column.name == wanted.name) else {
+            let Some(found) = known.get(wanted.name.as_str()).copied() else {
                 return Err(self.lacks(wanted, Some(*at) == with.places.target, settings, key));
             };
             let fits = match (&own[found].kind, &wanted.kind) {

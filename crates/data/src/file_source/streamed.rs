@@ -95,7 +95,7 @@ pub(super) fn read_split(part: &Part, settings: &Settings) -> Result<Split, Sett
         let hint = "name files with `validation`, or leave it out";
         return Err(settings.wrong("holdout", "cannot be taken from a pipe, whose samples come only once", hint));
     }
-    Ok(Split::spaced(part.reader.len(), fraction))
+    Split::spaced(part.reader.len(), fraction).bounded(settings)
 }
 
 impl FileSource {

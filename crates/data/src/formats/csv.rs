@@ -20,6 +20,7 @@ use kolo_graph::settings::Settings;
 pub(in crate::formats) use scan::line_of;
 use scan::{Cells, ColumnScan, Decimal, Names};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 pub const FORMAT: Format = Format {
@@ -80,25 +81,26 @@ struct CsvReader {
 /// that were text in training.
 #[derive(Debug)]
 struct TextColumns {
-    names: Vec<String>,
+    names: BTreeSet<String>,
 }
 
 impl TextColumns {
     /// Those that the job names must be there.
     fn read(settings: &Settings, columns: &[String]) -> Result<Self, OpenError> {
         let names = settings.texts("text", "[\"code\"]")?;
-        let missing = names.iter().find(|name| !columns.contains(name));
+        let known: BTreeSet<&String> = columns.iter().collect();
+        let missing = names.iter().find(|name| !known.contains(name));
         match missing.filter(|_| settings.place_of("text") != Some(TEXT_OF_TRAINING)) {
             Some(name) => {
                 let message = format!("names \"{name}\", which is no column");
                 Err(settings.wrong("text", message, format!("the columns are {}", columns.join(", "))).into())
             }
-            None => Ok(Self { names }),
+            None => Ok(Self { names: names.into_iter().collect() }),
         }
     }
 
     fn kind(&self, name: &str, scan: &ColumnScan) -> Result<RecordKind, ReadError> {
-        match self.names.iter().any(|known| known == name) {
+        match self.names.contains(name) {
             true => Ok(RecordKind::Text),
             false => scan.refuse_commas(name).map(|()| scan.kind()),
         }
