@@ -130,6 +130,7 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
     let Evaluated { job, trainer, evaluation } = evaluated;
     let Some(evaluation) = evaluation else { return Ok(()) };
     let what = args.data.as_deref().unwrap_or(if args.test { "test" } else { "held-out" });
+    job.source.notes().iter().for_each(|note| println!("  {note}"));
     println!("{} samples, {what}", job.split.held_out_len());
     if skipped > 0 {
         println!("  skipped     {skipped} samples that could not be read");

@@ -11,6 +11,7 @@ use kolo_data::{Field, SampleName, Source};
 use kolo_train::machine::format_count;
 use kolo_train::predict::{PredictionKind, Predictor, softmax};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,7 +72,6 @@ struct Lines {
 
 /// What an input may be called that is no file.
 const STANDARD_INPUT: [&str; 2] = ["-", "/dev/stdin"];
-const IMAGE_ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// The largest of some numbers, of equals the first.
 fn largest(values: &[f32]) -> usize {
@@ -239,7 +239,7 @@ fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -
 fn joined(paths: &[String]) -> Vec<String> {
     let is_image = |path: &String| {
         let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-        IMAGE_ENDINGS.contains(&ending.to_ascii_lowercase().as_str())
+        kolo_data::image::ENDINGS.contains(&ending.to_ascii_lowercase().as_str())
             && !path.contains(',')
             && Path::new(path).is_file()
     };
@@ -283,6 +283,10 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let mut predictor = Predictor::new(trained.model(kinds)?, &executor, threads)?;
     let all = given(kinds, &trained, &joined(&args.inputs), predictor.inputs())?;
     trained.fill(predictor.store_mut(), |_| true)?;
+    if !args.quiet && !args.inputs.is_empty() {
+        let notes: BTreeSet<String> = all.iter().flat_map(|given| given.source.notes()).collect();
+        notes.iter().for_each(|note| output::print_error(&format!("note: {note}")));
+    }
     let Sink { out, file, format } = target(args, &all)?;
     let kind = predictor.kind();
     let few = !matches!(kind, PredictionKind::Classes { classes, .. } if classes > PROBABILITIES_MAX);

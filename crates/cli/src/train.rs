@@ -256,6 +256,7 @@ fn introduce(job: &Job, args: &Train, who: &str) {
         return;
     }
     println!("{}: {}", job.name, job.source.describe());
+    job.source.notes().iter().for_each(|note| println!("  {note}"));
     println!(
         "{}, batch {} in {}, {who}, {} to train on, {} held out",
         counted(job.total_steps, "step"),
@@ -264,6 +265,7 @@ fn introduce(job: &Job, args: &Train, who: &str) {
         counted(job.split.train_len(), "sample"),
         job.split.held_out_len()
     );
+    job.evaluation_note().iter().for_each(|note| println!("  {note}"));
 }
 
 /// Hears signals; whether this process `speaks` of them, or another one does, and whether its launcher passes them on.

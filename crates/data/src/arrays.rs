@@ -14,6 +14,7 @@ use crate::format::{OpenError, OpenedFiles, Reader};
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn, RecordKind, TOO_LARGE_HINT, UnreadColumn};
 use kolo_graph::settings::{SIZE_MAX, SettingError, Settings};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,6 +55,8 @@ impl From<Unreadable> for ReadError {
 pub(crate) struct FileArrays {
     pub arrays: Vec<Array>,
     pub unread: Vec<UnreadColumn>,
+    /// What else the file holds.
+    pub notes: Vec<String>,
 }
 
 impl FileArrays {
@@ -235,21 +238,32 @@ pub(crate) struct ArrayReader {
     orders: Vec<Option<PixelOrder>>,
     parts: Parts<Vec<Array>>,
     unread: Vec<UnreadColumn>,
+    notes: Vec<String>,
 }
 
 impl ArrayReader {
     /// The arrays of each file. All files must have the same ones.
     pub fn open(files: Vec<Vec<Array>>, settings: &Settings) -> OpenedFiles {
-        Self::open_beside(files, Vec::new(), settings)
+        Self::open_noting(files, Vec::new(), settings)
+    }
+
+    /// The same, with what was left out beside them.
+    pub fn open_noting(files: Vec<Vec<Array>>, notes: Vec<String>, settings: &Settings) -> OpenedFiles {
+        Self::open_beside(files, (Vec::new(), notes), settings)
     }
 
     /// The same for files with arrays that are not read.
     pub fn open_files(files: Vec<FileArrays>, settings: &Settings) -> OpenedFiles {
         let unread = files.first().map_or(Vec::new(), |file| file.unread.clone());
-        Self::open_beside(files.into_iter().map(|file| file.arrays).collect(), unread, settings)
+        let notes = files.iter().flat_map(|file| file.notes.clone()).collect();
+        Self::open_beside(files.into_iter().map(|file| file.arrays).collect(), (unread, notes), settings)
     }
 
-    fn open_beside(files: Vec<Vec<Array>>, unread: Vec<UnreadColumn>, settings: &Settings) -> OpenedFiles {
+    fn open_beside(
+        files: Vec<Vec<Array>>,
+        (unread, notes): (Vec<UnreadColumn>, Vec<String>),
+        settings: &Settings,
+    ) -> OpenedFiles {
         let layout = settings.choice("layout", &["auto", "hwc", "chw"])?;
         let vocab = settings.count_in("vocab", 0, 0, SIZE_MAX)?;
         let Some(first) = files.first().filter(|arrays| !arrays.is_empty()) else {
@@ -266,7 +280,7 @@ impl ArrayReader {
             let samples = same_samples(&arrays, settings)?;
             parts.push(arrays, samples);
         }
-        Ok(Box::new(Self { columns, orders, parts, unread }))
+        Ok(Box::new(Self { columns, orders, parts, unread, notes }))
     }
 }
 
@@ -277,6 +291,10 @@ impl Reader for ArrayReader {
 
     fn unread(&self) -> &[UnreadColumn] {
         &self.unread
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn len(&self) -> usize {
@@ -398,14 +416,15 @@ fn chosen<'a, T>(
     wanted: &str,
     settings: &Settings,
 ) -> Result<Vec<&'a (String, T)>, SettingError> {
-    let mut chosen: Vec<&(String, T)> = Vec::new();
+    let (mut chosen, mut names): (Vec<&(String, T)>, BTreeSet<&str>) = (Vec::new(), BTreeSet::new());
+    let by_name: BTreeMap<&str, &(String, T)> = all.iter().map(|array| (array.0.as_str(), array)).collect();
     for name in wanted.split(',').map(str::trim) {
-        let found = all.iter().find(|(known, _)| known == name).ok_or_else(|| {
+        let found = *by_name.get(name).ok_or_else(|| {
             let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
             let message = format!("names \"{name}\", which is not in the file");
             settings.wrong("arrays", message, format!("the arrays there are {}", names.join(", ")))
         })?;
-        if chosen.iter().any(|(known, _)| known == name) {
+        if !names.insert(name) {
             return Err(settings.wrong("arrays", format!("names \"{name}\" twice"), "name every array once"));
         }
         chosen.push(found);
@@ -429,7 +448,7 @@ pub(crate) fn with_labels(
 ) -> Result<Vec<(DataFile, Option<DataFile>)>, OpenError> {
     let given = settings.text("labels", "")?;
     if !given.is_empty() {
-        let labels = files::list(&given, settings, "labels")?;
+        let labels = files::list(&given, settings, "labels")?.files;
         if labels.len() == files.len() {
             return Ok(files.iter().cloned().zip(labels.into_iter().map(Some)).collect());
         }

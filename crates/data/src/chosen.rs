@@ -60,6 +60,10 @@ impl Source for ChosenSamples {
         format!("{} samples of {}", self.samples.len(), self.source.describe())
     }
 
+    fn notes(&self) -> Vec<String> {
+        self.source.notes()
+    }
+
     fn alphabet(&self) -> Option<&str> {
         self.source.alphabet()
     }

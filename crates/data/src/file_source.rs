@@ -71,6 +71,8 @@ pub struct FileSource {
     /// What a sample takes in the cache, as far as a few of them tell.
     cached_sample_bytes: u64,
     fields: Vec<Field>,
+    /// Which columns are used, and what was left out or guessed.
+    notes: Vec<String>,
     on_error: OnError,
     replacements: Stream,
     meter: LoadMeter,
@@ -126,11 +128,23 @@ impl FileSource {
             cache: None,
             cached_sample_bytes: 0,
             fields: Vec::new(),
+            notes: Vec::new(),
             on_error,
             replacements: Stream::new(seed, "data.replacements"),
             meter: LoadMeter::default(),
             scratch: Mutex::default(),
         }
+    }
+
+    /// What was left out or guessed in reading the files of all parts, each once.
+    fn notes_of_parts(&self) -> Vec<String> {
+        let mut notes: Vec<String> = Vec::new();
+        for note in self.parts.iter().flat_map(|part| &part.notes) {
+            if !notes.contains(note) {
+                notes.push(note.clone());
+            }
+        }
+        notes
     }
 
     /// The part that a sample is of, and its number there.
@@ -344,6 +358,10 @@ impl Source for FileSource {
         let fields = self.fields.iter().map(Field::to_string).collect::<Vec<_>>().join(", ");
         let cache = self.cache.as_ref().map_or(String::new(), |cache| format!("; {}", cache.describe()));
         format!("{}; {fields}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     /// Names, sizes and contents of the files, what their readers know, class names, and a few samples as they are after the

@@ -2,6 +2,7 @@
 //! compressed, unpacked once.
 
 use crate::error::ReadError;
+use crate::pattern::{self, WalkError};
 pub use crate::unpack::Packing;
 use crate::unpack::{MAGIC_BYTES, Unpacked};
 use kolo_base::open_files_hint;
@@ -185,6 +186,11 @@ impl Contents {
         Ok(Self { path: path.into(), file: Arc::new(file), bytes })
     }
 
+    /// The first so many bytes of what was unpacked from this file, which is still written behind them.
+    pub(crate) fn part_of(path: &Path, file: Arc<File>, bytes: u64) -> Self {
+        Self { path: path.into(), file, bytes }
+    }
+
     /// All of the contents from `offset` on, in order.
     pub fn stream_from(&self, offset: u64) -> ContentsStream {
         ContentsStream { contents: self.clone(), at: offset }
@@ -265,53 +271,64 @@ impl Read for ContentsStream {
     }
 }
 
+/// Files that a text names.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    pub files: Vec<DataFile>,
+    /// What was left out of them.
+    pub notes: Vec<String>,
+}
+
 /// The files that this text names: paths, patterns such as `shards/*.tar` or `photos/**/*.jpg`, and ranges such as
 /// `shards/{000..099}.tar`, of which every file must be there; separated by commas where
 /// no file of that name exists. Sorted by name within a pattern, so that every rank sees the same order.
-pub fn list(source: &str, settings: &Settings, key: &str) -> Result<Vec<DataFile>, crate::format::OpenError> {
+pub fn list(source: &str, settings: &Settings, key: &str) -> Result<Listed, crate::format::OpenError> {
     let texts: Vec<&str> = match Path::new(source).exists() {
         true => vec![source],
         false => source.split(',').map(str::trim).filter(|text| !text.is_empty()).collect(),
     };
-    let mut files = Vec::new();
+    let mut listed = Listed::default();
     for text in texts {
         match Path::new(text).exists() {
-            true => files.push(DataFile::at(Path::new(text))?),
+            true => listed.files.push(DataFile::at(Path::new(text))?),
             false => {
                 let hint = "write `train-{000000..000099}.tar`";
                 for name in crate::ranges::expand(text).map_err(|message| settings.wrong(key, message, hint))? {
-                    matches(&name, settings, key, &mut files)?;
+                    matches(&name, settings, key, &mut listed)?;
                 }
             }
         }
     }
-    match files.is_empty() {
+    match listed.files.is_empty() {
         true => Err(settings.wrong(key, "names no file", "name a file, a directory or a pattern").into()),
-        false => Ok(files),
+        false => Ok(listed),
     }
 }
 
-fn matches(
-    pattern: &str,
-    settings: &Settings,
-    key: &str,
-    files: &mut Vec<DataFile>,
-) -> Result<(), crate::format::OpenError> {
+fn matches(pattern: &str, settings: &Settings, key: &str, listed: &mut Listed) -> Result<(), crate::format::OpenError> {
     let wrong = |message: String, hint: &str| -> SettingError { settings.wrong(key, message, hint) };
     let is_pattern = pattern.contains(['*', '?', '[']);
-    let found = glob::glob(pattern).map_err(|error| {
-        wrong(format!("has the pattern \"{pattern}\": {error}"), "write `*`, `?`, `[a-z]` or `**/`")
+    let found = pattern::matches(pattern, FILES_MAX).map_err(|error| -> crate::format::OpenError {
+        match error {
+            WalkError::Pattern(error) => {
+                wrong(format!("has the pattern \"{pattern}\": {error}"), "write `*`, `?`, `[a-z]` or `**/`").into()
+            }
+            WalkError::Read(path, error) => not_opened(&path, &error).into(),
+        }
     })?;
-    let before = files.len();
-    for path in found {
-        let path = path.map_err(|error| not_opened(error.path(), error.error()))?;
-        files.push(DataFile::at(&path)?);
-        if files.len() > FILES_MAX {
+    if found.again > 0 && !found.paths.is_empty() {
+        let folders = if found.again == 1 { "a folder that links lead" } else { "folders that links lead" };
+        listed.notes.push(format!("left out of \"{pattern}\": {folders} to a second time"));
+    }
+    let before = listed.files.len();
+    for path in found.paths {
+        listed.files.push(DataFile::at(&path)?);
+        if listed.files.len() > FILES_MAX {
             let message = format!("matches more than {FILES_MAX} files with \"{pattern}\"");
             return Err(wrong(message, "pack them into tar shards (`kolo data convert`)").into());
         }
     }
-    if files.len() == before {
+    if listed.files.len() == before {
         let what = if is_pattern { "which matches no file" } else { "but there is no such file" };
         let hint = "check the path; a relative one starts where kolo was started";
         return Err(wrong(format!("is \"{pattern}\", {what}"), hint).into());

@@ -3,6 +3,7 @@
 use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::formats;
+use crate::image;
 use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use crate::tokenizer::UsedTokenizer;
 use kolo_graph::settings::{SettingError, Settings, nearest};
@@ -44,6 +45,17 @@ pub trait Reader: Send + Sync + fmt::Debug {
     /// Why a column is text where a number might be expected: the first cell that is none, with its file and line.
     fn kind_reason(&self, _column: usize) -> Option<String> {
         None
+    }
+
+    /// Whether a column is the index of the table that was written to the file: it counts or names the rows, and is neither an
+    /// input nor the target unless the job names it.
+    fn is_index(&self, _column: usize) -> bool {
+        false
+    }
+
+    /// What was left out or guessed in opening the files, beside columns: a sentence each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// The files that it reads, if they may be others than those it was opened with: those in a directory, or labels beside
@@ -166,8 +178,11 @@ pub(crate) fn choose_by(
     found.ok_or_else(|| {
         if path.is_dir() {
             let message = format!("names {}, a folder in which no data are found", path.display());
-            let hint = "images in it end in .png, .jpg or .jpeg and lie in it or in a folder per class; name other data by \
-                        their files, such as `DIR/*.parquet`";
+            let hint = format!(
+                "images in it end in {} and lie in it or in a folder per class; name other data by their files, such as \
+                 `DIR/*.parquet`",
+                image::endings_listed()
+            );
             return settings.wrong("source", message, hint).into();
         }
         let message = format!("names {}, whose format is not known", path.display());

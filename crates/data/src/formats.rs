@@ -8,6 +8,7 @@ mod encoding;
 pub mod hdf5;
 pub mod idx;
 pub mod images;
+mod json;
 pub mod jsonl;
 mod labels;
 pub mod lmdb;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"kolo-ix1";
 const DIGEST_BYTES: usize = 32;
-const EXTENSION: &str = "kolo-index";
+pub(crate) const EXTENSION: &str = "kolo-index";
 /// Bytes of an index file: about those of the offsets of a hundred million records.
 const INDEX_BYTES_MAX: u64 = 4 << 30;
 /// Hexadecimal digits that tell the files of one name in `data.index_dir`.

@@ -23,6 +23,7 @@ mod error;
 mod file_source;
 pub mod files;
 mod fingerprint;
+mod folder_parts;
 pub mod format;
 pub mod formats;
 #[cfg(any(feature = "parquet", feature = "hdf5"))]
@@ -32,7 +33,9 @@ pub mod index_file;
 pub mod inspect;
 pub mod load_times;
 mod noise;
+pub mod notes;
 mod parts;
+mod pattern;
 pub mod prefetch;
 mod ranges;
 pub mod record;

@@ -53,7 +53,7 @@ pub struct RecordName {
 /// What the values of a column are. Every record of a file has the same columns with the same kinds and shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RecordKind {
-    /// A PNG or JPEG file.
+    /// A file of an image: PNG, JPEG, WebP or GIF.
     Image,
     /// Unsigned bytes, channels first: `shape` is `[channels, height, width]`.
     Pixels {

@@ -1,8 +1,10 @@
 //! Many large files read at random: which they are, and open handles to a bounded number of them.
 
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile, Packing};
+use crate::files::{Contents, DataFile, Listed, Packing};
 use crate::format::OpenError;
+use crate::index_file;
+use crate::notes::IgnoredFiles;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
 use std::collections::VecDeque;
@@ -64,36 +66,43 @@ impl Shards {
     }
 }
 
-/// The files with these endings in each directory, sorted by name, and each file itself.
+/// The files with these endings in each directory, sorted by name, and each file itself; and what is left out of directories.
 pub(crate) fn expand(
     files: &[DataFile],
     is_shard: fn(&Path) -> bool,
     settings: &Settings,
-) -> Result<Vec<DataFile>, OpenError> {
-    let mut all = Vec::new();
+) -> Result<Listed, OpenError> {
+    let mut all = Listed::default();
     for file in files {
         match file.is_directory {
-            true => all.extend(in_directory(&file.path, is_shard)?),
-            false => all.push(file.clone()),
+            true => in_directory(&file.path, is_shard, &mut all)?,
+            false => all.files.push(file.clone()),
         }
     }
-    match all.is_empty() {
+    match all.files.is_empty() {
         true => Err(settings.wrong("source", "names no file of this format", "check the directory").into()),
         false => Ok(all),
     }
 }
 
-fn in_directory(directory: &Path, is_shard: fn(&Path) -> bool) -> Result<Vec<DataFile>, ReadError> {
+fn in_directory(directory: &Path, is_shard: fn(&Path) -> bool, all: &mut Listed) -> Result<(), ReadError> {
     let failed = |error: std::io::Error| ReadError::io(directory, &error);
-    let mut paths = Vec::new();
+    let (mut paths, mut ignored) = (Vec::new(), IgnoredFiles::default());
     for entry in std::fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if is_shard(&path) && !is_hidden(&path) {
-            paths.push(path);
+        let is_index = path.extension().is_some_and(|ending| ending == index_file::EXTENSION);
+        match is_shard(&path) && !path.is_dir() {
+            _ if is_hidden(&path) || is_index => {}
+            true => paths.push(path),
+            false => ignored.add(&path),
         }
     }
     paths.sort_unstable();
-    paths.iter().map(|path| DataFile::at(path)).filter(|file| !matches!(file, Ok(file) if file.is_directory)).collect()
+    for path in paths {
+        all.files.push(DataFile::at(&path)?);
+    }
+    all.notes.extend(ignored.note(directory, "not of this format"));
+    Ok(())
 }
 
 /// Whether a directory holds a file of this kind.

@@ -74,6 +74,11 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// One line for the terminal.
     fn describe(&self) -> String;
 
+    /// Which columns are the inputs and the target, and what was left out or guessed in reading: a line each, for the terminal.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// What tells these data from others: ranks of one job compare it when they meet. By default a digest of the fields, the
     /// number of samples, and the contents of a few of them, which is cheap for any source. A source that reads files says
     /// more: their sizes and contents.

@@ -12,6 +12,9 @@ use kolo_graph::settings::{SettingError, Settings};
 /// have.
 const ROUNDS: u64 = 6;
 
+/// Samples that an evaluation may go through.
+const HELD_OUT_MAX: usize = 1 << 30;
+
 /// A keyed pseudo-random permutation of `0..n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permutation {
@@ -231,7 +234,7 @@ impl Split {
             if data.has("fold") {
                 return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` as well"));
             }
-            return Ok(Self::holdout(samples, holdout, seed));
+            return Self::holdout(samples, holdout, seed).bounded(data);
         }
         if folds == 1 || folds > samples {
             return Err(data.wrong("folds", format!("is {folds}"), format!("choose between 2 and {samples} folds")));
@@ -239,7 +242,17 @@ impl Split {
         if fold >= folds {
             return Err(data.wrong("fold", format!("is {fold}"), format!("folds are numbered 0 to {}", folds - 1)));
         }
-        Ok(Self::fold(samples, folds, fold, seed))
+        Self::fold(samples, folds, fold, seed).bounded(data)
+    }
+
+    /// The same, unless an evaluation would never end: sources that compute their samples may have any number of them.
+    pub(crate) fn bounded(self, data: &Settings) -> Result<Self, SettingError> {
+        if self.held_out_len <= HELD_OUT_MAX {
+            return Ok(self);
+        }
+        let (held_out, samples) = (self.held_out_len, self.order.len());
+        let message = format!("leaves {held_out} of {samples} samples to evaluate on; {HELD_OUT_MAX} are allowed");
+        Err(data.wrong("holdout", message, "write a smaller one, such as `holdout = 0.001`, or use fewer samples"))
     }
 
     fn order(n: usize, seed: u64) -> Order {
@@ -316,6 +329,22 @@ impl Split {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_evaluation_without_an_end_is_refused() {
+        use kolo_graph::settings::Setting;
+        let mut data = Settings::new("data", "job.toml:1");
+        let error = Split::read(&data, i64::MAX as usize, 1).unwrap_err().to_string();
+        assert!(error.starts_with("job.toml:1: `data.holdout` leaves 184467440737095"), "{error}");
+        assert!(error.contains("of 9223372036854775807 samples to evaluate on; 1073741824 are allowed"), "{error}");
+        data.set("folds", "job.toml:2", Setting::Int(5));
+        assert!(Split::read(&data, i64::MAX as usize, 1).is_err());
+        data.remove("folds");
+        data.set("holdout", "job.toml:2", Setting::Float(0.0));
+        assert_eq!(Split::read(&data, i64::MAX as usize, 1).unwrap().held_out_len(), 0);
+        data.set("holdout", "job.toml:2", Setting::Float(0.5));
+        assert_eq!(Split::read(&data, 1 << 31, 1).unwrap().held_out_len(), HELD_OUT_MAX);
+    }
 
     fn is_everything_once(samples: impl Iterator<Item = usize>, n: usize) -> bool {
         let mut samples: Vec<usize> = samples.collect();

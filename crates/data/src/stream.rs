@@ -123,6 +123,16 @@ pub trait StreamFormat: Send + Sync + fmt::Debug {
     fn kind_reason(&self, _column: usize) -> Option<String> {
         None
     }
+
+    /// As `Reader::is_index`.
+    fn is_index(&self, _column: usize) -> bool {
+        false
+    }
+
+    /// As `Reader::notes`, after the columns were asked for.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The start of the first file.

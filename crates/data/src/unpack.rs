@@ -1,6 +1,7 @@
 //! What a compressed file unpacks to, front to back. An error says how far the compressed bytes made sense: damage stands at
 //! that byte or before it.
 
+use flate2::bufread::GzDecoder;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -73,6 +74,37 @@ impl<R: Read> BufRead for Counted<R> {
     }
 }
 
+/// The members of a gzip file, one after the other. Zeros behind a member are passed over, as tools pad files with them: so do
+/// gzip itself and Python's `gzip`.
+struct GzipMembers<R> {
+    /// The one at hand; `None` at the end.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> Read for GzipMembers<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.member {
+            let read = member.read(out)?;
+            if read > 0 || out.is_empty() {
+                return Ok(read);
+            }
+            let Some(mut packed) = self.member.take().map(GzDecoder::into_inner) else { break };
+            let is_end = loop {
+                let bytes = packed.fill_buf()?;
+                let (zeros, all) = (bytes.iter().take_while(|byte| **byte == 0).count(), bytes.len());
+                packed.consume(zeros);
+                if zeros < all || all == 0 {
+                    break all == 0;
+                }
+            };
+            if !is_end {
+                self.member = Some(GzDecoder::new(packed));
+            }
+        }
+        Ok(0)
+    }
+}
+
 /// Unpacked bytes, front to back.
 pub(crate) struct Unpacked {
     inner: Box<dyn Read + Send>,
@@ -95,7 +127,7 @@ impl Unpacked {
 
     pub fn gzip(packed: impl Read + Send + 'static) -> Self {
         let (packed, shown) = Self::counted(packed);
-        Self { inner: Box::new(flate2::bufread::MultiGzDecoder::new(packed)), name: "gzip", shown }
+        Self { inner: Box::new(GzipMembers { member: Some(GzDecoder::new(packed)) }), name: "gzip", shown }
     }
 
     pub fn zlib(packed: impl Read + Send + 'static) -> Self {
@@ -142,6 +174,25 @@ mod tests {
     fn read(unpacked: Unpacked) -> Result<Vec<u8>, String> {
         let (mut bytes, mut unpacked) = (Vec::new(), unpacked);
         unpacked.read_to_end(&mut bytes).map(|_| bytes).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn zeros_behind_the_members_of_gzip_are_passed_over() {
+        let member = |text: &[u8]| {
+            let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            gzip.write_all(text).unwrap();
+            gzip.finish().unwrap()
+        };
+        let unpacked = |bytes: Vec<u8>| read(Unpacked::gzip(Cursor::new(bytes)));
+        let zeros = vec![0; 3 * BLOCK_BYTES];
+        for packed in [
+            [member(b"one"), member(b"two"), zeros.clone()].concat(),
+            [member(b"one"), zeros.clone(), member(b""), vec![0], member(b"two")].concat(),
+        ] {
+            assert_eq!(unpacked(packed), Ok(b"onetwo".to_vec()));
+        }
+        let error = unpacked([member(b"one"), zeros, b"more".to_vec()].concat()).unwrap_err();
+        assert!(error.starts_with("its gzip data"), "{error}");
     }
 
     #[test]

@@ -33,6 +33,37 @@ def scene(width, height, seed):
     return numpy.stack([red, green, blue], axis=2).round().clip(0, 255).astype(numpy.uint8)
 
 
+def write_webp_and_gif(expected):
+    folder = OUT / "images"
+    colour = Image.fromarray(scene(37, 29, 0))
+    other = Image.fromarray(scene(37, 29, 5))
+    alpha = Image.fromarray(numpy.dstack([scene(37, 29, 0), scene(37, 29, 3)[..., 0]]))
+
+    def add(name, image, is_exact=False, **options):
+        image.save(folder / name, **options)
+        decoded = numpy.asarray(Image.open(folder / name).convert("RGBA"))[..., :3]
+        expected[name] = {"shape": decoded.shape}
+        if is_exact:
+            expected[name]["blake3"] = blake3.blake3(numpy.ascontiguousarray(decoded).tobytes()).hexdigest()
+        else:
+            Image.fromarray(decoded).save(folder / f"{name}.png", optimize=True)
+            expected[name]["pixels"] = f"{name}.png"
+
+    add("lossless.webp", colour, True, lossless=True)
+    add("lossless-alpha.webp", alpha, True, lossless=True, exact=True)
+    add("lossy.webp", colour, quality=60)
+    add("lossy-alpha.webp", alpha, quality=60, exact=True)
+    add("grey.webp", colour.convert("L"), quality=80)
+    add("animated.webp", colour, True, save_all=True, append_images=[other], lossless=True, minimize_size=False)
+    palette = colour.quantize(60)
+    add("palette.gif", palette, True)
+    add("animated.gif", palette, True, save_all=True, append_images=[other.quantize(60)])
+    transparent = palette.copy()
+    transparent.info["transparency"] = 3
+    add("transparent.gif", transparent, True, transparency=3)
+    add("interlaced.gif", palette, True, interlace=1)
+
+
 def write_images():
     expected = {}
     folder = OUT / "images"
@@ -92,6 +123,7 @@ def write_images():
     jpeg("exif.jpeg", colour, quality=85, exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0")
     jpeg("rgb-kept.jpg", colour, quality=90, keep_rgb=True)
     jpeg("cmyk.jpg", colour.convert("CMYK"), quality=90)
+    write_webp_and_gif(expected)
     (OUT / "images.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

@@ -48,6 +48,9 @@ impl WatchedMetric {
 
 /// Steps from one logged row to the next.
 const LOG_EVERY_STEPS: usize = 50;
+/// Samples of an evaluation that may take long, and how many times as many as those of all steps are said to be much.
+const EVALUATED_MANY: usize = 100_000;
+const EVALUATED_TIMES: usize = 10;
 
 /// How often a run is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,6 +240,16 @@ impl Job {
             executor: Arc::new(Cpu),
             settings: root.resolved(),
             text: text_of(root),
+        })
+    }
+
+    /// What is said of evaluations that take far more samples than all steps.
+    pub fn evaluation_note(&self) -> Option<String> {
+        let (evaluated, trained) = (self.split.held_out_len(), self.total_steps.saturating_mul(self.batch));
+        let is_much = evaluated > EVALUATED_MANY && evaluated / EVALUATED_TIMES > trained;
+        is_much.then(|| {
+            let times = evaluated / trained.max(1);
+            format!("an evaluation takes {evaluated} samples, {times} times those of all steps: `holdout` can leave it fewer")
         })
     }
 

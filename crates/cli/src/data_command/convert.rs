@@ -80,8 +80,16 @@ fn chosen(reader: Box<dyn Reader>, names: &[String]) -> Result<Box<dyn Reader>, 
     };
     let all = reader.columns();
     if names.is_empty() {
-        let first = reader.unread().first();
-        return first.map_or(Ok(()), |column| Err(unread(&column.name, &column.kind))).map(|()| reader);
+        if let Some(column) = reader.unread().first() {
+            return Err(unread(&column.name, &column.kind));
+        }
+        // The new file would have it as a column like any other.
+        let places: Vec<usize> = (0..all.len()).filter(|at| !reader.is_index(*at)).collect();
+        if places.len() == all.len() {
+            return Ok(reader);
+        }
+        let columns = places.iter().map(|at| all[*at].clone()).collect();
+        return Ok(Box::new(Chosen { reader, columns, places }));
     }
     let place = |(number, name): (usize, &String)| {
         let shown = shown_name(name);
@@ -139,6 +147,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         check_absent(path, args.overwrite)?;
     }
     let opened = open(std::slice::from_ref(&args.from), &args.input, &args.columns)?;
+    let notes = opened.notes;
     let reader = chosen(opened.reader, &args.columns)?;
     let begin = Instant::now();
     let target = WholeFile::create(&args.to).map_err(|error| io_failure(&args.to, &error))?;
@@ -158,6 +167,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         format_bytes(bytes),
         format_count((reader.len() as f64 / seconds.max(1e-9)) as u64),
     );
+    notes.iter().for_each(|note| println!("note: {note}"));
     if ["npy", "npz", "webdataset", "tfrecord"].contains(&kind.name) {
         reader.columns().iter().filter_map(classes).for_each(|text| println!("{text}"));
     }

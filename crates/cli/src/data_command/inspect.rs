@@ -59,6 +59,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     for [name, kind] in not_read {
         println!("  {name:<width$}  {kind:<kind_width$}  not read");
     }
+    opened.notes.iter().for_each(|note| println!("note: {note}"));
     let mut record = Record::new();
     for at in 0..reader.len().min(args.show) {
         match reader.read(at, &mut record) {

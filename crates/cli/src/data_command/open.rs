@@ -24,6 +24,8 @@ pub struct Opened {
     pub files: Vec<DataFile>,
     pub format: &'static Format,
     pub reader: Box<dyn Reader>,
+    /// What was left out or guessed in opening them.
+    pub notes: Vec<String>,
 }
 
 impl Opened {
@@ -53,14 +55,17 @@ pub fn open(paths: &[String], input: &Input, columns: &[String]) -> Result<Opene
     // A table that has columns which cannot be read is opened without them.
     settings.texts("inputs", "[\"a\", \"b\"]")?;
     settings.text("target", "")?;
-    let mut files = Vec::new();
+    let (mut files, mut notes) = (Vec::new(), Vec::new());
     for path in paths {
-        files.extend(files::list(path, &settings, "source").map_err(failure)?);
+        let listed = files::list(path, &settings, "source").map_err(failure)?;
+        files.extend(listed.files);
+        notes.extend(listed.notes);
     }
     let format = format::choose(&files, &settings).map_err(failure)?;
     let reader = (format.open)(&files, &settings).map_err(failure)?;
     settings.finish()?;
-    Ok(Opened { files, format, reader })
+    notes.extend(kolo_data::notes::of_reader(&*reader));
+    Ok(Opened { files, format, reader, notes })
 }
 
 fn failure(error: OpenError) -> Failure {

@@ -79,7 +79,7 @@ fn text_of(patterns: &[String], column: Option<&str>, out: &Path) -> Result<(Tex
     let settings = Settings::new("", "the command line");
     let mut all = Vec::new();
     for pattern in patterns {
-        all.extend(files::list(pattern, &settings, "FILES").map_err(not_opened)?);
+        all.extend(files::list(pattern, &settings, "FILES").map_err(not_opened)?.files);
     }
     if let Some(file) = all.iter().find(|file| file.is_directory) {
         return Err(Failure::usage(format!("{} is a directory", file.path.display()), "name the files in it"));

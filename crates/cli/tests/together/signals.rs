@@ -10,9 +10,9 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// An evaluation that no machine comes to the end of, or holds in its memory.
+/// The longest evaluation that is allowed.
 const ENDLESS: &str = "[model]\nkind = \"mlp\"\ninputs = 4\nhidden = [8]\nclasses = 3\n[data]\n\
-                       source = \"synthetic:features\"\nsamples = 1000000000000\nholdout = 0.5\nbatch = 16\n\
+                       source = \"synthetic:features\"\nsamples = 2147483648\nholdout = 0.5\nbatch = 16\n\
                        [train]\nsteps = 2\n";
 
 /// A program on a terminal of its own.

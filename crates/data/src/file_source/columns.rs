@@ -2,6 +2,7 @@
 
 use crate::record::{RecordColumn, RecordKind, UnreadColumn};
 use kolo_graph::settings::{SettingError, Settings, nearest};
+use std::collections::{BTreeSet, HashMap};
 
 /// Names by which a target is known.
 const TARGET_NAMES: [&str; 7] = ["y", "label", "labels", "class", "cls", "target", "targets"];
@@ -23,38 +24,63 @@ pub(crate) struct Chosen {
     pub kind: InputKind,
     pub inputs: Vec<usize>,
     pub target: Option<usize>,
+    /// Why that column is the target, where nothing but its place says so.
+    pub guess: Option<&'static str>,
+}
+
+/// Columns that can be chosen.
+pub(crate) struct Choices<'c> {
+    pub columns: &'c [RecordColumn],
+    pub unread: &'c [UnreadColumn],
+    /// Those that number or name the rows: chosen only where the job names them.
+    pub is_index: &'c dyn Fn(usize) -> bool,
 }
 
 /// What `target` and `inputs` of the `[data]` section say, and the rule where they say nothing. Columns of names are inputs
 /// only if they are among `categorical`, or named. A column that is not read is never chosen in silence: it is an error if it is
-/// named, or if its own name says that it is the input or the target.
+/// named, or if its own name says that it is the input or the target. What is named as an input is no target.
 pub(crate) fn choose(
-    columns: &[RecordColumn],
-    unread: &[UnreadColumn],
+    choices: &Choices<'_>,
     settings: &Settings,
     categorical: &[String],
 ) -> Result<Chosen, SettingError> {
+    let Choices { columns, unread, is_index } = *choices;
     let (target, inputs) = (settings.text("target", "")?, settings.texts("inputs", "[\"a\", \"b\"]")?);
     let mut target = match target.as_str() {
         "" => {
             refuse_by_name(columns, unread, &TARGET_NAMES, settings, "target")?;
-            columns.iter().position(is_target)
+            let is_free = |at: usize| !is_index(at) && !inputs.contains(&columns[at].name);
+            (0..columns.len()).find(|at| is_target(&columns[*at]) && is_free(*at))
         }
         name => Some(find(columns, unread, name, settings, "target")?),
     };
     let mut chosen = match inputs.is_empty() {
         false => {
-            inputs.iter().map(|name| find(columns, unread, name, settings, "inputs")).collect::<Result<Vec<_>, _>>()?
+            let known = by_name(columns);
+            let found = |name: &String| match known.get(name.as_str()) {
+                Some(at) => Ok(*at),
+                None => find(columns, unread, name, settings, "inputs"),
+            };
+            inputs.iter().map(found).collect::<Result<Vec<_>, _>>()?
         }
         true => {
             refuse_by_name(columns, unread, &[INPUT_NAME], settings, "inputs")?;
-            default_inputs(columns, target, categorical)
+            default_inputs(choices, target, categorical)
         }
     };
     let kind = input_kind(columns, &chosen, settings)?;
-    if target.is_none() && kind == InputKind::Table && columns.len() > 1 {
+    let (rows, mut guess) = ((0..columns.len()).filter(|at| !is_index(*at)), None);
+    if target.is_none() && kind == InputKind::Table && rows.clone().count() > 1 {
         // The last column of a table, as most tables have it. The only one cannot be told from itself.
-        target = chosen.pop_if(|_| inputs.is_empty());
+        let one_is_named = matches!(chosen[..], [only] if is_input_name(&columns[only].name));
+        (target, guess) = match inputs.is_empty() && !one_is_named {
+            true => (chosen.pop(), Some("the last column of numbers")),
+            false => {
+                let taken: BTreeSet<usize> = chosen.iter().copied().collect();
+                let mut others = rows.rev().filter(|at| !taken.contains(at));
+                (others.find(|at| can_be_target(&columns[*at])), Some("the last column that is no input"))
+            }
+        };
     }
     if target.is_some_and(|target| chosen.contains(&target)) {
         return Err(settings.wrong("inputs", "includes the target", "leave the target out of the inputs"));
@@ -76,7 +102,7 @@ pub(crate) fn choose(
         let message = format!("has no column that looks like a target: it has {}", list(columns));
         return Err(settings.wrong("source", message, "name it: `target = \"…\"` under [data]"));
     }
-    Ok(Chosen { kind, inputs: chosen, target })
+    Ok(Chosen { kind, inputs: chosen, target, guess: guess.filter(|_| target.is_some()) })
 }
 
 /// What the columns are called.
@@ -88,6 +114,11 @@ pub(super) fn list(columns: &[RecordColumn]) -> String {
         1..=SHOWN => names,
         more => format!("{names} and {} more", more - SHOWN),
     }
+}
+
+/// The columns by their names; of several with one name, the first.
+pub(crate) fn by_name(columns: &[RecordColumn]) -> HashMap<&str, usize> {
+    columns.iter().enumerate().rev().map(|(at, column)| (column.name.as_str(), at)).collect()
 }
 
 /// The column of this name, which `key` asks for.
@@ -137,6 +168,15 @@ pub(super) fn is_target(column: &RecordColumn) -> bool {
     !is_picture(column) && is_target_name(&column.name)
 }
 
+fn is_input_name(name: &str) -> bool {
+    name.eq_ignore_ascii_case(INPUT_NAME)
+}
+
+/// Whether its values can be classes or numbers to be predicted.
+fn can_be_target(column: &RecordColumn) -> bool {
+    is_number(column) || matches!(column.kind, RecordKind::Class { .. } | RecordKind::Text)
+}
+
 pub(super) fn is_picture(column: &RecordColumn) -> bool {
     matches!(column.kind, RecordKind::Image | RecordKind::Pixels { .. })
 }
@@ -150,14 +190,17 @@ pub(super) fn is_number(column: &RecordColumn) -> bool {
     matches!(column.kind, RecordKind::Real { .. } | RecordKind::Int { .. })
 }
 
-fn default_inputs(columns: &[RecordColumn], target: Option<usize>, categorical: &[String]) -> Vec<usize> {
-    let others = || columns.iter().enumerate().filter(|(at, _)| Some(*at) != target);
+fn default_inputs(choices: &Choices<'_>, target: Option<usize>, categorical: &[String]) -> Vec<usize> {
+    let all = choices.columns.iter().enumerate();
+    let others = || all.clone().filter(|(at, _)| Some(*at) != target && !(choices.is_index)(*at));
     let one = |is: &dyn Fn(&RecordColumn) -> bool| others().find(|(_, column)| is(column)).map(|(at, _)| vec![at]);
-    let named = |column: &RecordColumn| column.name.eq_ignore_ascii_case(INPUT_NAME);
-    one(&named).or_else(|| one(&is_picture)).or_else(|| one(&is_tokens)).unwrap_or_else(|| {
-        let counts = |column: &RecordColumn| is_number(column) || categorical.contains(&column.name);
-        others().filter(|(_, column)| counts(column)).map(|(at, _)| at).collect()
-    })
+    one(&|column| is_input_name(&column.name)).or_else(|| one(&is_picture)).or_else(|| one(&is_tokens)).unwrap_or_else(
+        || {
+            let categorical: BTreeSet<&String> = categorical.iter().collect();
+            let counts = |column: &RecordColumn| is_number(column) || categorical.contains(&column.name);
+            others().filter(|(_, column)| counts(column)).map(|(at, _)| at).collect()
+        },
+    )
 }
 
 fn input_kind(columns: &[RecordColumn], inputs: &[usize], settings: &Settings) -> Result<InputKind, SettingError> {
@@ -211,7 +254,9 @@ mod tests {
         keys.iter().for_each(|(key, value)| settings.set(key, "job.toml:2", value.clone()));
         let unread = |name: &&str| UnreadColumn { name: (*name).into(), kind: "Date32".into() };
         let unread: Vec<UnreadColumn> = unread_names.iter().map(unread).collect();
-        let chosen = choose(columns, &unread, &settings, &["colour".into()]).map_err(|error| error.to_string())?;
+        let is_index = |at: usize| columns[at].name == "index";
+        let choices = Choices { columns, unread: &unread, is_index: &is_index };
+        let chosen = choose(&choices, &settings, &["colour".into()]).map_err(|error| error.to_string())?;
         Ok((chosen.inputs, chosen.target))
     }
 
@@ -228,6 +273,35 @@ mod tests {
         let text = |text: &str| Setting::Text(text.into());
         let named = [("target", text("a")), ("inputs", Setting::List(vec![text("b"), text("colour")]))];
         assert_eq!(chosen(&table, &named), Ok((vec![3, 2], Some(0))));
+    }
+
+    #[test]
+    fn an_index_is_chosen_only_by_its_name() {
+        let text = |text: &str| Setting::Text(text.into());
+        let table = [real("index"), real("a"), real("b"), real("index")];
+        assert_eq!(chosen(&table[..3], &[]), Ok((vec![1], Some(2))));
+        assert_eq!(chosen(&table[1..], &[]), Ok((vec![0], Some(1))), "at the end of the table, too");
+        assert_eq!(chosen(&table[..3], &[("target", text("index"))]), Ok((vec![1, 2], Some(0))));
+        let named = [("inputs", Setting::List(vec![text("index"), text("b")]))];
+        assert_eq!(chosen(&table[..3], &named), Ok((vec![0, 2], Some(1))));
+        let error = chosen(&table[..2], &[]).unwrap_err();
+        assert!(error.contains("no column that looks like a target"), "{error}");
+    }
+
+    #[test]
+    fn beside_named_inputs_the_target_is_the_last_other_column() {
+        let text = |text: &str| Setting::Text(text.into());
+        let inputs = |names: &[&str]| [("inputs", Setting::List(names.iter().map(|name| text(name)).collect()))];
+        let flowers = [real("length"), real("width"), column("species", RecordKind::Text)];
+        assert_eq!(chosen(&flowers, &inputs(&["length", "width"])), Ok((vec![0, 1], Some(2))));
+        assert_eq!(chosen(&flowers, &inputs(&["length"])), Ok((vec![0], Some(2))));
+        // One that is named like a target counts first, but not if it is an input.
+        let table = [real("y"), real("a"), real("b"), column("scan", RecordKind::Image)];
+        assert_eq!(chosen(&table, &inputs(&["a"])), Ok((vec![1], Some(0))));
+        assert_eq!(chosen(&table, &inputs(&["y", "a"])), Ok((vec![0, 1], Some(2))));
+        assert_eq!(chosen(&[real("x"), real("z")], &[]), Ok((vec![0], Some(1))));
+        let error = chosen(&table, &inputs(&["y", "a", "b"])).unwrap_err();
+        assert!(error.contains("no column that looks like a target"), "{error}");
     }
 
     #[test]
@@ -262,7 +336,7 @@ mod tests {
         );
         let both = [("target", text("age")), ("inputs", Setting::List(vec![text("age")]))];
         assert!(chosen(&columns, &both).unwrap_err().contains("includes the target"));
-        let named = [("inputs", Setting::List(vec![text("age")]))];
+        let named = [("inputs", Setting::List(vec![text("age"), text("height")]))];
         assert!(chosen(&columns, &named).unwrap_err().contains("no column that looks like a target"));
         assert!(chosen(&[column("a", RecordKind::Text)], &[]).unwrap_err().contains("could be an input: it has \"a\""));
         let bytes = [column("a", RecordKind::Bytes), real("y")];

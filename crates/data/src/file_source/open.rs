@@ -2,16 +2,19 @@
 
 use super::assembly::{Assembly, Input, InputColumn, Target, reals_of};
 use super::classes;
-use super::columns::{self, Chosen, InputKind};
+use super::columns::{self, Choices, Chosen, InputKind};
 use super::lookup::Lookup;
 use super::part::{Part, Places};
 use super::{FITTED_SAMPLES_MAX, FileSource, OnError, streamed};
 use crate::cache::Cache;
 use crate::error::ReadError;
+use crate::folder_parts;
 use crate::format::OpenError;
 use crate::formats::csv;
 use crate::image::{self, Pixels};
+use crate::inspect::{self, shown_name};
 use crate::load_times::LoadMeter;
+use crate::notes;
 use crate::record::{RecordColumn, RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
 use crate::source::Opened;
@@ -21,18 +24,33 @@ use crate::transform::{self, Fitted, Setup};
 use crate::transforms::{one_hot, pack};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{Setting, SettingError, Settings};
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// Opens the files that `name`, which is `data.source`, names, with those of `validation` and `test` if there are any.
 pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
     let stream = StreamSettings::read(settings, stream::is_pipe(name))?;
+    let found = folder_parts::resolve(name, settings).map_err(|error| readable(error, settings, "source"))?;
+    let found_at = |path: Option<&PathBuf>| path.map(|path| path.display().to_string());
+    let source = found.as_ref().and_then(|found| found_at(Some(&found.training))).unwrap_or(name.into());
     let first = match stream {
-        Some(stream) => Part::open_stream(name, settings, "source", stream),
-        None => Part::open(name, settings, "source"),
+        Some(stream) => Part::open_stream(&source, settings, "source", stream),
+        None => Part::open(&source, settings, "source"),
     };
     let mut parts = vec![("source", first.map_err(|error| readable(error, settings, "source"))?)];
+    let mut used = vec![("source", source)];
     for key in ["validation", "test"] {
-        let name = settings.text(key, "")?;
+        let beside = found.as_ref().and_then(|found| match key {
+            "validation" => found_at(found.validation.as_ref()),
+            _ => found_at(found.test.as_ref()),
+        });
+        let name = match (settings.text(key, "")?, beside) {
+            (said, Some(beside)) if said.is_empty() => {
+                used.push((key, beside.clone()));
+                beside
+            }
+            (said, _) => said,
+        };
         if stream::is_pipe(&name) {
             let message = format!("is \"{name}\", a pipe, but every evaluation reads its samples again");
             return Err(settings.wrong(key, message, "name files"));
@@ -45,6 +63,9 @@ pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
             };
             parts.push((key, part.map_err(|error| readable(error, settings, key))?));
         }
+    }
+    if let Some(found) = &found {
+        parts[0].1.notes.insert(0, found.note(&used));
     }
     let files = join(parts, settings, seed).map_err(|error| readable(error, settings, "source"))?;
     Ok(match stream {
@@ -105,7 +126,7 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     parts.iter().try_for_each(|part| streamed::check(part, &tables, settings))?;
     let mut parts = parts.into_iter().map(|part| pack(part, settings, skips)).collect::<Result<Vec<_>, _>>()?;
     let split = read_split(&parts, &keys, settings, seed)?;
-    let assembly = read_assembly(&mut parts[0], split, settings, skips)?;
+    let (assembly, guess) = read_assembly(&mut parts[0], split, settings, skips)?;
     parts[0].name_classes(&assembly, settings, "source")?;
     // A record with another class may be skipped, as any that cannot be used.
     let scanned = settings.peek("classes").is_none();
@@ -117,6 +138,8 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
         }
     }
     let mut source = FileSource::new(parts, split, assembly, seed, on_error);
+    source.notes = columns_used(&source.parts[0], &source.assembly, guess, settings);
+    source.notes.extend(source.notes_of_parts());
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
     source.fields = fields_of(&form, settings)?;
     let cache = Cache::read(settings)?;
@@ -150,8 +173,15 @@ fn read_split(parts: &[Part], keys: &[&str], settings: &Settings, seed: u64) -> 
         0 => Split::read(settings, len("source"), seed)?,
         held_out => {
             if let Some(key) = ["holdout", "folds", "fold"].into_iter().find(|key| settings.has(key)) {
-                let hint = "leave one of the two out";
-                return Err(settings.wrong(key, "cannot be combined with `validation`", hint));
+                let at = keys.iter().position(|known| *known == "validation").unwrap_or_default();
+                let (what, hint) = match settings.peek("validation") {
+                    Some(_) => ("`validation`".to_string(), "leave one of the two out"),
+                    None => (
+                        format!("{}, which holds the samples to validate on", parts[at].name),
+                        "leave it out, or name the folder to train on alone",
+                    ),
+                };
+                return Err(settings.wrong(key, format!("cannot be combined with {what}"), hint));
             }
             Split::given(len("source"), held_out)
         }
@@ -159,11 +189,43 @@ fn read_split(parts: &[Part], keys: &[&str], settings: &Settings, seed: u64) -> 
     Ok(split.with_test(len("test")))
 }
 
-/// What becomes of the columns.
-fn read_assembly(part: &mut Part, split: Split, settings: &Settings, skips: bool) -> Result<Assembly, OpenError> {
+/// Which columns are the target and the inputs, and which are neither though the job does not name the inputs.
+fn columns_used(part: &Part, assembly: &Assembly, guess: Option<&str>, settings: &Settings) -> Vec<String> {
+    let columns = part.reader.columns();
+    let name = |at: &usize| shown_name(&columns[*at].name);
+    let target = match (part.places.target, &assembly.target) {
+        (Some(at), _) => match guess {
+            Some(guess) => format!("{} ({guess}; `target` names another)", name(&at)),
+            None => name(&at),
+        },
+        (None, _) => "the next token".into(),
+    };
+    let mut notes = vec![format!("target {target}, inputs {}", notes::listed(part.places.inputs.iter().map(name)))];
+    let inputs: BTreeSet<usize> = part.places.inputs.iter().copied().collect();
+    let is_used = |at: usize| inputs.contains(&at) || part.places.target == Some(at);
+    if settings.peek("inputs").is_none() {
+        let others = (0..columns.len()).filter(|at| !is_used(*at) && !part.reader.is_index(*at));
+        let others: Vec<String> = others
+            .map(|at| format!("{} ({})", shown_name(&columns[at].name), inspect::kind_name(&columns[at].kind)))
+            .collect();
+        if !others.is_empty() {
+            notes.push(format!("left out: {}; `inputs` can name them", notes::listed(others.into_iter())));
+        }
+    }
+    notes
+}
+
+/// What becomes of the columns, and why one of them is the target if its place alone says so.
+fn read_assembly(
+    part: &mut Part,
+    split: Split,
+    settings: &Settings,
+    skips: bool,
+) -> Result<(Assembly, Option<&'static str>), OpenError> {
     let categorical = categorical_columns(settings)?;
-    let Chosen { kind, inputs, target } =
-        columns::choose(part.reader.columns(), part.reader.unread(), settings, &categorical)?;
+    let is_index = |at: usize| part.reader.is_index(at);
+    let choices = Choices { columns: part.reader.columns(), unread: part.reader.unread(), is_index: &is_index };
+    let Chosen { kind, inputs, target, guess } = columns::choose(&choices, settings, &categorical)?;
     part.places = Places { inputs, target, ..Places::default() };
     let (target, class_names) = match target {
         Some(at) => classes::find(part, at, settings, skips)?,
@@ -175,7 +237,7 @@ fn read_assembly(part: &mut Part, split: Split, settings: &Settings, skips: bool
         InputKind::Tokens => token_input(part, &target, settings)?,
         InputKind::Table => table_input(part, split, settings, skips)?,
     };
-    Ok(Assembly { input, target, target_name, class_names })
+    Ok((Assembly { input, target, target_name, class_names }, guess))
 }
 
 /// Columns that `one_hot` transforms name.

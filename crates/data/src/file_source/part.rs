@@ -4,9 +4,10 @@ use super::assembly::{Assembly, Input, Target};
 use super::columns;
 use super::lookup::{Lookup, NameMap, listed, shown};
 use crate::error::ReadError;
-use crate::files::DataFile;
+use crate::files::{DataFile, Listed};
 use crate::format::{self, Format, OpenError, Reader};
 use crate::inspect;
+use crate::notes;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::stream::StreamFiles;
 use kolo_graph::settings::{Setting, SettingError, Settings};
@@ -23,6 +24,8 @@ pub(crate) struct Part {
     /// Behind the reader, if the records come front to back.
     pub stream: Option<Arc<StreamFiles>>,
     pub places: Places,
+    /// What was left out or guessed in reading the files.
+    pub notes: Vec<String>,
 }
 
 /// Where the columns are.
@@ -39,14 +42,15 @@ pub(crate) struct Places {
 impl Part {
     /// Opens the files that `name` names, which is what `key` says.
     pub fn open(name: &str, settings: &Settings, key: &str) -> Result<Self, OpenError> {
-        let files = crate::files::list(name, settings, key)?;
+        let Listed { files, mut notes } = crate::files::list(name, settings, key)?;
         let Format { name: format, open, .. } = *format::choose(&files, settings)?;
         let reader = open(&files, settings)?;
         if reader.is_empty() {
             let message = format!("is \"{name}\", which holds no record");
             return Err(settings.wrong(key, message, "check the files").into());
         }
-        Ok(Self { name: name.into(), format, files, reader, stream: None, places: Places::default() })
+        notes.extend(notes::of_all(&*reader));
+        Ok(Self { name: name.into(), format, files, reader, stream: None, places: Places::default(), notes })
     }
 
     /// Reads a record; an error says which of this part it is.
@@ -85,9 +89,10 @@ impl Part {
     /// Finds the columns of another part here, by name, and the classes by theirs.
     pub fn align(&mut self, with: &Part, assembly: &Assembly, settings: &Settings, key: &str) -> Result<(), OpenError> {
         let (own, other) = (self.reader.columns(), with.reader.columns());
+        let known = columns::by_name(own);
         let same = |at: &usize| -> Result<usize, SettingError> {
             let wanted = &other[*at];
-            let Some(found) = own.iter().position(|column| column.name == wanted.name) else {
+            let Some(found) = known.get(wanted.name.as_str()).copied() else {
                 return Err(self.lacks(wanted, Some(*at) == with.places.target, settings, key));
             };
             let fits = match (&own[found].kind, &wanted.kind) {

@@ -298,13 +298,18 @@ fn open_alone(
     }
     let mut part = pack(Part::open(name, &own, "source")?, &own, on_error.skips())?;
     check_tokenizer(&part, tokenizer.as_ref(), settings)?;
-    let found = columns.iter().map(|column| place(&*part.reader, column, &assembly.input, settings));
+    let known = columns::by_name(part.reader.columns());
+    let found = columns.iter().map(|column| match known.get(column.as_str()) {
+        Some(at) => Ok(*at),
+        None => place(&*part.reader, column, &assembly.input, settings),
+    });
     let inputs = found.collect::<Result<_, _>>()?;
     let target = assembly.target_name.as_ref().map(|target| target_place(&part, target, &assembly, settings));
     part.places = Places { inputs, target: target.transpose()?, ..Places::default() };
     part.name_classes(&assembly, settings, "source")?;
     let split = Split::given(part.reader.len(), 0);
     let mut source = FileSource::new(vec![part], split, assembly, seed, on_error);
+    source.notes = source.notes_of_parts();
     let form = add_transforms(&mut source, settings, seed, fitted)?;
     source.fields = fields_of(&form, settings)?;
     Ok(source)

@@ -3,7 +3,8 @@
 use super::part::{Part, Places};
 use super::{FileSource, Scratch};
 use crate::error::ReadError;
-use crate::format::OpenError;
+use crate::format::{OpenError, Reader};
+use crate::notes;
 use crate::record::Record;
 use crate::source::{Draw, Row};
 use crate::split::Split;
@@ -27,8 +28,8 @@ impl Part {
             let message = format!("is \"{name}\", which holds no record");
             return Err(settings.wrong(key, message, "check the files").into());
         }
-        let reader = Box::new(StreamReader::new(Arc::clone(&stream)));
-        let files = stream.files.clone();
+        let reader: Box<dyn Reader> = Box::new(StreamReader::new(Arc::clone(&stream)));
+        let (files, notes) = (stream.files.clone(), notes::of_all(&*reader));
         Ok(Self {
             name: name.into(),
             format: stream.kind,
@@ -36,6 +37,7 @@ impl Part {
             reader,
             stream: Some(stream),
             places: Places::default(),
+            notes,
         })
     }
 
@@ -93,7 +95,7 @@ pub(super) fn read_split(part: &Part, settings: &Settings) -> Result<Split, Sett
         let hint = "name files with `validation`, or leave it out";
         return Err(settings.wrong("holdout", "cannot be taken from a pipe, whose samples come only once", hint));
     }
-    Ok(Split::spaced(part.reader.len(), fraction))
+    Split::spaced(part.reader.len(), fraction).bounded(settings)
 }
 
 impl FileSource {

@@ -104,7 +104,8 @@ fn transforms(list: &[&[(&str, Setting)]]) -> (&'static str, Setting) {
 
 fn part(name: &str, memory: &Memory) -> Part {
     let reader = Box::new(memory.clone());
-    Part { name: name.into(), format: "memory", files: vec![], reader, stream: None, places: Places::default() }
+    let places = Places::default();
+    Part { name: name.into(), format: "memory", files: vec![], reader, stream: None, places, notes: vec![] }
 }
 
 fn opened(memory: &Memory, keys: &[(&str, Setting)]) -> Result<FileSource, String> {
@@ -345,7 +346,8 @@ fn files_for_validation_and_test_stay_apart() {
     assert_eq!((split.train_len(), split.held_out_len(), split.test_len(), source.len()), (10, 4, 3, 17));
     let label = |sample| values(&source, sample, None).unwrap().1[0];
     assert_eq!((label(split.held_out(0)), label(split.held_out(1)), label(split.test(2))), (1, 0, 2));
-    let error = join(parts(&validation), &settings(&[("holdout", Setting::Float(0.2))]), 1).unwrap_err().to_string();
+    let both = [("holdout", Setting::Float(0.2)), ("validation", text("val"))];
+    let error = join(parts(&validation), &settings(&both), 1).unwrap_err().to_string();
     assert!(error.contains("`data.holdout` cannot be combined with `validation`"), "{error}");
     validation.columns[0].kind = RecordKind::Class { names: ["dog", "cow"].map(String::from).into() };
     let error = join(parts(&validation), &settings(&[]), 1).unwrap_err().to_string();
@@ -659,4 +661,174 @@ fn the_guide_lists_every_format() {
         let row = format!("| `{}` | {} | {} |", format.name, format.doc, endings.join(" "));
         assert!(guide.contains(&row), "docs/data.md lacks the row: {row}");
     }
+}
+
+/// A committed file of the tests.
+fn file(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files").join(name).display().to_string()
+}
+
+/// What opening files says, and their fields.
+fn said(name: &str, keys: &[(&str, Setting)]) -> Result<(Vec<String>, String), String> {
+    let source = open(name, &settings(keys), 1).map_err(|error| error.to_string())?;
+    Ok((source.notes(), source.fields().iter().map(Field::to_string).collect::<Vec<_>>().join(", ")))
+}
+
+#[test]
+fn the_index_of_a_data_frame_is_left_out_and_said() {
+    let regression = [("task", text("regression"))];
+    let guess = "target price (the last column of numbers; `target` names another), inputs sqm, rooms";
+    let index = |name: &str| format!("left out: {name}, the index of the table; `inputs` or `target` can name it");
+    for (name, column) in [
+        ("pandas_index.csv", "column0"),
+        ("pandas_index.parquet", "__index_level_0__"),
+        ("pandas_index.arrow", "__index_level_0__"),
+        ("pandas_lost.parquet", "__index_level_0__"),
+        ("pandas_named_index.parquet", "id"),
+    ] {
+        let (notes, fields) = said(&file(name), &regression).unwrap();
+        assert_eq!(notes, [guess.into(), index(column)], "{name}");
+        assert_eq!(fields, "x [2] real, y [1] real", "{name}");
+        // Who means it can name it.
+        let target = [("task", text("regression")), ("target", text(column))];
+        let (notes, fields) = said(&file(name), &target).unwrap();
+        assert_eq!(notes[0], format!("target {column}, inputs sqm, rooms, price"));
+        assert_eq!(fields, "x [3] real, y [1] real", "{name}");
+        let inputs = [("task", text("regression")), ("inputs", Setting::List(vec![text(column), text("rooms")]))];
+        assert_eq!(
+            said(&file(name), &inputs).unwrap().0[0],
+            format!("target price (the last column that is no input; `target` names another), inputs {column}, rooms")
+        );
+    }
+    assert_eq!(said(&file("pandas_range.parquet"), &regression).unwrap().0, [guess]);
+    // The same as a stream.
+    let stream = [("task", text("regression")), ("stream", Setting::Bool(true))];
+    assert_eq!(said(&file("pandas_index.csv"), &stream).unwrap().0, [guess.into(), index("column0")]);
+}
+
+#[test]
+fn what_is_left_out_or_guessed_is_said_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let rows: String = (0..20).map(|at| format!("{at},n{at},{},{}\n", at * 2, at % 2)).collect();
+    std::fs::write(path("a.csv"), format!("size,note,odd,label\n{rows}1,last,x,0\n")).unwrap();
+    let both = [("validation", text(&path("a.csv")))];
+    let (notes, _) = said(&path("a.csv"), &both).unwrap();
+    assert_eq!(
+        notes,
+        [
+            "target label, inputs size".to_string(),
+            "left out: note (text), odd (text); `inputs` can name them".into(),
+            format!("odd is text: {}, line 22: \"x\" is not a number", path("a.csv")),
+        ]
+    );
+    let named = [("inputs", Setting::List(vec![text("size")]))];
+    assert_eq!(said(&path("a.csv"), &named).unwrap().0.len(), 2, "nothing is left out that was not named");
+    // Whether numbers in the first line are names is a guess.
+    std::fs::write(path("b.csv"), "1,2,label\n3,4,0\n5,6,1\n").unwrap();
+    std::fs::write(path("c.csv"), "3,4,0\n5,6,1\n").unwrap();
+    let header = "its first line is read as a header; `header = false` reads it as a sample";
+    assert_eq!(said(&path("b.csv"), &[]).unwrap().0[1], format!("{}: {header}", path("b.csv")));
+    let sample = "its first line is read as a sample; `header = true` reads it as a header";
+    assert_eq!(said(&path("c.csv"), &[]).unwrap().0[1], format!("{}: {sample}", path("c.csv")));
+    assert_eq!(said(&path("c.csv"), &[("header", Setting::Bool(false))]).unwrap().0.len(), 1);
+    // Columns that are not read.
+    let keys = [("target", text("small")), ("inputs", Setting::List(vec![text("weight")]))];
+    let (notes, _) = said(&file("odd.parquet"), &keys).unwrap_or_else(|error| (vec![error], String::new()));
+    assert!(notes.iter().any(|note| note.contains("not read") || note.contains("does not exist")), "{notes:?}");
+}
+
+/// A folder with so many images per path, all of one class each.
+fn images(names: &[&str]) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for name in names {
+        let path = directory.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::copy(file("packed/images/rgb.png"), path).unwrap();
+    }
+    directory
+}
+
+#[test]
+fn the_parts_of_a_data_set_are_no_classes() {
+    let names = ["train/cat/1.png", "train/cat/2.png", "train/dog/1.png", "Val/cat/1.png", "Val/dog/1.png"];
+    let directory = images(&[&names[..], &["test/dog/1.png", "test/cat/1.png"]].concat());
+    let (root, at) =
+        (directory.path().display().to_string(), |name: &str| directory.path().join(name).display().to_string());
+    let source = open(&root, &settings(&[]), 1).unwrap();
+    assert_eq!(source.class_names().unwrap(), ["cat", "dog"]);
+    let split = source.split().unwrap();
+    assert_eq!((split.train_len(), split.held_out_len(), split.test_len()), (3, 2, 2));
+    let [train, val, test] = ["train", "Val", "test"].map(at);
+    let note = format!(
+        "{root} holds the parts train and Val and test: trains on {train}, validates on {val}, keeps {test} for the test"
+    );
+    assert_eq!(source.notes(), ["target label, inputs image".to_string(), note]);
+    // What the job says counts.
+    let said = open(&root, &settings(&[("validation", text(&test))]), 1).unwrap();
+    assert_eq!(said.split().unwrap().held_out_len(), 2);
+    assert!(!said.notes()[1].contains("validates"), "{:?}", said.notes());
+    let refused = |keys: &[(&str, Setting)]| open(&root, &settings(keys), 1).unwrap_err().to_string();
+    let error = refused(&[("holdout", Setting::Float(0.1))]);
+    assert!(error.contains(&format!("`data.holdout` cannot be combined with {val}")), "{error}");
+    // Beside another folder nobody knows.
+    std::fs::create_dir(at("extra")).unwrap();
+    std::fs::copy(file("packed/images/rgb.png"), at("extra/1.png")).unwrap();
+    let error = refused(&[]);
+    assert!(error.contains("extra beside the parts train and Val and test"), "{error}");
+    assert!(
+        error.ends_with(&format!("write `source = \"{train}\"`, `validation = \"{val}\"`, `test = \"{test}\"`")),
+        "{error}"
+    );
+    // A folder that is read for itself, as in an inspection, is no folder of classes either.
+    let settings = settings(&[]);
+    let files = crate::files::list(&root, &settings, "source").unwrap().files;
+    let error = (crate::formats::images::FORMAT.open)(&files, &settings).unwrap_err().to_string();
+    assert!(error.contains("whose folders train and Val and test are parts of a data set"), "{error}");
+}
+
+#[test]
+fn parts_with_tables_are_refused_with_what_to_write() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["train", "valid"] {
+        std::fs::create_dir(directory.path().join(name)).unwrap();
+        std::fs::write(directory.path().join(name).join("a.csv"), "a,y\n1,0\n2,1\n").unwrap();
+    }
+    let root = directory.path().display().to_string();
+    let error = open(&root, &settings(&[]), 1).unwrap_err().to_string();
+    let lines = format!("`source = \"{root}/train/*.csv\"`, `validation = \"{root}/valid/*.csv\"`");
+    assert!(error.ends_with(&format!("name their files: {lines}")), "{error}");
+    // Only with one to train on and another one.
+    let only = images(&["train/1.png", "bus/1.png"]);
+    let classes = open(&only.path().display().to_string(), &settings(&[]), 1).unwrap();
+    assert_eq!(classes.class_names().unwrap(), ["bus", "train"]);
+}
+
+/// Columns of the same numbers in every format, of which some need 64 bits without a sign.
+#[test]
+fn numbers_of_64_bits_without_a_sign_are_read_or_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let long = u64::MAX - 1;
+    std::fs::write(path("a.csv"), format!("id,y\n{long},0\n5,1\n")).unwrap();
+    std::fs::write(path("a.jsonl"), format!("{{\"id\": {long}, \"y\": 0}}\n{{\"id\": 5, \"y\": 1}}\n")).unwrap();
+    for name in ["a.csv", "a.jsonl"] {
+        let source = open(&path(name), &settings(&[("holdout", Setting::Float(0.0))]), 1).unwrap();
+        let mut x = [0.0];
+        source.fill(0, 0, Column::F32(&mut x)).unwrap();
+        assert_eq!(x, [long as f32], "{name}");
+        // As a class it cannot be told from its neighbours.
+        let class = [("target", text("id")), ("task", text("classification"))];
+        let error = open(&path(name), &settings(&class), 1).unwrap_err().to_string();
+        assert!(error.contains("`data.target` is \"id\", which holds 18446744000000000000"), "{name}: {error}");
+    }
+    let mut npy =
+        b"\x93NUMPY\x01\x00\x46\x00{'descr': '<u8', 'fortran_order': False, 'shape': (2,), }            \n".to_vec();
+    npy.extend([long, 5].iter().flat_map(|value| value.to_le_bytes()));
+    std::fs::write(path("x.npy"), &npy).unwrap();
+    std::fs::write(path("y.npy"), [&npy[..80], &0u64.to_le_bytes(), &1u64.to_le_bytes()].concat()).unwrap();
+    let source =
+        open(&path("x.npy"), &settings(&[("classes", Setting::Int(2)), ("holdout", Setting::Float(0.0))]), 1).unwrap();
+    let error = source.fill(0, 0, Column::F32(&mut [0.0])).unwrap_err();
+    assert_eq!(error.message, format!("array \"x\" has {long}, which is larger than {}", i64::MAX));
 }

@@ -117,13 +117,17 @@ fn sniff(path: &Path, head: &[u8]) -> bool {
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let fine = settings.bool("fine", true)?;
-    let mut all = Vec::new();
+    let (mut all, mut notes) = (Vec::new(), Vec::new());
     for file in files {
+        if file.is_directory {
+            let batches = "the batches to train on; `test` can name that of the test";
+            notes.push(format!("read of {}: {batches}", file.path.display()));
+        }
         for file in batches(file)? {
             all.push(arrays(&file, fine, settings)?);
         }
     }
-    ArrayReader::open(all, settings)
+    ArrayReader::open_noting(all, notes, settings)
 }
 
 /// The files to train on, if it is a directory.

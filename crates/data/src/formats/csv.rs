@@ -18,13 +18,15 @@ use crate::stream::{HEAD_BYTES_MAX, StreamKind, read_head};
 use csv_core::ReadRecordResult;
 use kolo_graph::settings::Settings;
 pub(in crate::formats) use scan::line_of;
-use scan::{Cells, ColumnScan};
+use scan::{Cells, ColumnScan, Decimal, Names};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 pub const FORMAT: Format = Format {
     name: "csv",
-    doc: "comma, tab or semicolon separated values (`delimiter`), with a header or without (`header`)",
+    doc: "comma, tab or semicolon separated values (`delimiter`), with a header or without (`header`), fractions behind a point or a \
+          comma (`decimal`)",
     extensions: &["csv", "tsv"],
     sniff,
     open,
@@ -68,33 +70,39 @@ struct CsvReader {
     reasons: Vec<Option<String>>,
     parts: Parts<CsvFile>,
     delimiter: u8,
+    decimal: Decimal,
+    /// Whether the first column is the index of the table.
+    has_index: bool,
+    /// What was guessed.
+    notes: Vec<String>,
 }
 
 /// Columns that are text although all their cells may be numbers, such as postal codes: `data.text`, and in a saved run those
 /// that were text in training.
 #[derive(Debug)]
 struct TextColumns {
-    names: Vec<String>,
+    names: BTreeSet<String>,
 }
 
 impl TextColumns {
     /// Those that the job names must be there.
     fn read(settings: &Settings, columns: &[String]) -> Result<Self, OpenError> {
         let names = settings.texts("text", "[\"code\"]")?;
-        let missing = names.iter().find(|name| !columns.contains(name));
+        let known: BTreeSet<&String> = columns.iter().collect();
+        let missing = names.iter().find(|name| !known.contains(name));
         match missing.filter(|_| settings.place_of("text") != Some(TEXT_OF_TRAINING)) {
             Some(name) => {
                 let message = format!("names \"{name}\", which is no column");
                 Err(settings.wrong("text", message, format!("the columns are {}", columns.join(", "))).into())
             }
-            None => Ok(Self { names }),
+            None => Ok(Self { names: names.into_iter().collect() }),
         }
     }
 
-    fn kind(&self, name: &str, scan: &ColumnScan) -> RecordKind {
-        match self.names.iter().any(|known| known == name) {
-            true => RecordKind::Text,
-            false => scan.kind(),
+    fn kind(&self, name: &str, scan: &ColumnScan) -> Result<RecordKind, ReadError> {
+        match self.names.contains(name) {
+            true => Ok(RecordKind::Text),
+            false => scan.refuse_commas(name).map(|()| scan.kind()),
         }
     }
 }
@@ -106,12 +114,14 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let Some(first) = files.first() else {
         return Err(settings.wrong("source", "names no file", "name a file").into());
     };
-    let delimiter = delimiter(&first.extension(), &head_of(first)?, settings)?;
+    let decimal = Decimal::read(settings)?;
+    let delimiter = delimiter(&first.extension(), &head_of(first)?, decimal, settings)?;
     let mut header = match settings.has("header") {
         true => Some(settings.bool("header", true)?),
         false => None,
     };
-    let (mut names, mut scans, mut parts) = (Vec::new(), Vec::new(), Parts::new());
+    let (mut names, mut scans, mut parts) = (Names::default(), Vec::new(), Parts::new());
+    let mut notes = Vec::new();
     for file in files {
         let contents = file.contents(settings)?;
         encoding::refuse_utf16_in(&contents)?;
@@ -121,43 +131,49 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         if cells.advance()? {
             let has_header = match header {
                 Some(has_header) => has_header,
-                None => scan::has_header(&head_of(file)?, delimiter),
+                None => {
+                    let has_header = scan::has_header(&head_of(file)?, delimiter);
+                    notes.extend(guessed_header(&cells, has_header));
+                    has_header
+                }
             };
             header = Some(has_header);
             let found = match has_header {
                 true => scan::header_names(&cells, || head_of(file).unwrap_or_default())?,
-                false => scan::numbered_names(cells.len()),
+                false => Names::numbered(cells.len()),
             };
-            if names.is_empty() {
-                (scans, names) = (found.iter().map(|_| ColumnScan::default()).collect(), found);
-            } else if names != found {
-                return Err(other_columns(&file.path, &names, &found).into());
+            if names.names.is_empty() {
+                (scans, names) = (found.names.iter().map(|_| ColumnScan::default()).collect(), found);
+            } else if names.names != found.names {
+                return Err(other_columns(&file.path, &names.names, &found.names).into());
             }
             if has_header {
                 start = cells.offset();
             } else {
                 offsets.push(start);
-                scan::note(&mut scans, &cells);
+                scan::note(&mut scans, &cells, decimal);
                 start = cells.offset();
             }
         }
         while cells.advance()? {
             offsets.push(start);
-            scan::note(&mut scans, &cells);
+            scan::note(&mut scans, &cells, decimal);
             start = cells.offset();
         }
         offsets.push(start);
         let records = offsets.len() - 1;
         parts.push(CsvFile { file: ReadAhead::new(contents), offsets }, records);
     }
-    if names.is_empty() {
+    if names.names.is_empty() {
         return Err(ReadError::new("it is empty", "give a file with a line per sample").in_file(&first.path).into());
     }
     let reasons = scans.iter().map(ColumnScan::reason).collect();
-    let text = TextColumns::read(settings, &names)?;
-    let kinds = names.iter().zip(&scans).map(|(name, scan)| text.kind(name, scan)).collect::<Vec<_>>();
-    let columns = names.into_iter().zip(kinds).map(|(name, kind)| RecordColumn { name, kind }).collect();
-    Ok(Box::new(CsvReader { columns, reasons, parts, delimiter }))
+    let text = TextColumns::read(settings, &names.names)?;
+    let both = names.names.iter().zip(&scans);
+    let kinds = both.map(|(name, scan)| text.kind(name, scan)).collect::<Result<Vec<_>, _>>()?;
+    let has_index = names.is_index(0, &kinds[0]);
+    let columns = names.names.into_iter().zip(kinds).map(|(name, kind)| RecordColumn { name, kind }).collect();
+    Ok(Box::new(CsvReader { columns, reasons, parts, delimiter, decimal, has_index, notes }))
 }
 
 /// The first lines of a file.
@@ -172,14 +188,23 @@ fn head_of(file: &DataFile) -> Result<Vec<u8>, ReadError> {
 }
 
 /// What `data.delimiter` says, or what the first lines look like.
-fn delimiter(extension: &str, head: &[u8], settings: &Settings) -> Result<u8, OpenError> {
+fn delimiter(extension: &str, head: &[u8], decimal: Decimal, settings: &Settings) -> Result<u8, OpenError> {
     let text = settings.text("delimiter", "auto")?;
     match text.as_bytes() {
         b"auto" if extension == "tsv" => Ok(b'\t'),
         b"auto" => {
             let cells = |delimiter: &u8| scan::cells_of_head(head, *delimiter).unwrap_or(0);
+            // Another delimiter between numbers with commas: then commas delimit nothing.
+            let is_other = |delimiter: &u8| {
+                *delimiter != b',' && cells(delimiter) > 0 && scan::has_decimal_commas(head, *delimiter)
+            };
+            if let Some(other) = DELIMITERS.into_iter().find(is_other) {
+                return Ok(other);
+            }
+            let is_free = |delimiter: &u8| decimal == Decimal::Point || *delimiter != b',';
             // Of equals the first counts.
-            Ok(DELIMITERS.into_iter().rev().max_by_key(cells).filter(|best| cells(best) > 0).unwrap_or(b','))
+            let best = DELIMITERS.into_iter().filter(is_free).rev().max_by_key(cells);
+            Ok(best.filter(|best| cells(best) > 0).unwrap_or(b','))
         }
         b"tab" => Ok(b'\t'),
         [byte] if byte.is_ascii() && !b"\"\r\n".contains(byte) => Ok(*byte),
@@ -187,6 +212,15 @@ fn delimiter(extension: &str, head: &[u8], settings: &Settings) -> Result<u8, Op
             .wrong("delimiter", format!("is {text:?}"), "write one character, such as \";\", or \"tab\"")
             .into()),
     }
+}
+
+/// What is said of a first line with numbers in it: whether it was taken for a header is a guess.
+fn guessed_header(first: &Cells, has_header: bool) -> Option<String> {
+    let guess = match has_header {
+        true => "its first line is read as a header; `header = false` reads it as a sample",
+        false => "its first line is read as a sample; `header = true` reads it as a header",
+    };
+    first.has_number().then(|| format!("{}: {guess}", first.path().display()))
 }
 
 fn other_columns(path: &Path, wanted: &[String], found: &[String]) -> ReadError {
@@ -222,6 +256,14 @@ impl Reader for CsvReader {
 
     fn kind_reason(&self, column: usize) -> Option<String> {
         self.reasons.get(column).cloned().flatten()
+    }
+
+    fn is_index(&self, column: usize) -> bool {
+        self.has_index && column == 0
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 }
 
@@ -279,9 +321,11 @@ impl CsvReader {
         }
         let mut start = 0;
         for (number, (column, end)) in self.columns.iter().zip(&*ends).enumerate() {
-            scan::read_cell(&cells[start..*end], &column.kind, number, record).map_err(|message| Problem {
-                message: format!("column \"{}\" {message}", column.name),
-                hint: "correct the cell, or skip bad lines with `on_error = \"skip\"`",
+            scan::read_cell(&cells[start..*end], (&column.kind, self.decimal), number, record).map_err(|message| {
+                Problem {
+                    message: format!("column \"{}\" {message}", column.name),
+                    hint: "correct the cell, or skip bad lines with `on_error = \"skip\"`",
+                }
             })?;
             start = *end;
         }

@@ -36,10 +36,17 @@ fn labels_beside(path: &Path) -> Option<PathBuf> {
 }
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    let mut listed = Vec::new();
+    let (mut listed, mut notes) = (Vec::new(), Vec::new());
     for file in files {
         match file.is_directory.then(|| training_images(&file.path)).flatten() {
-            Some(images) => listed.push(DataFile::at(&images)?),
+            Some(images) => {
+                notes.push(format!(
+                    "read of {}: {}, the images to train on; `test` can name others",
+                    file.path.display(),
+                    images.file_name().unwrap_or_default().to_string_lossy()
+                ));
+                listed.push(DataFile::at(&images)?);
+            }
             None => listed.push(file.clone()),
         }
     }
@@ -51,7 +58,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         }
         all.push(arrays);
     }
-    ArrayReader::open(all, settings)
+    ArrayReader::open_noting(all, notes, settings)
 }
 
 fn element(kind: u8) -> Option<Element> {

@@ -1,15 +1,18 @@
-//! Folders of images: `DIR/CLASS/*.png`, `*.jpg`, `*.jpeg`, at any depth below the class.
+//! Folders of images: `DIR/CLASS/*.png`, `*.jpg` and the like, at any depth below the class.
 //!
 //! The classes are the sorted names of the folders right below `DIR`. A folder without folders has labels if it has a
 //! `labels.csv`. Images that are named one by one, or by a pattern, have the names of their own folders as classes, if these
-//! are at least two. Hidden files are left out.
+//! are at least two. Hidden files are left out. A folder of a class without an image is an error, and files that are no images
+//! are counted.
 
 use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::fingerprint;
+use crate::folder_parts::FolderParts;
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::formats::labels::Labels;
 use crate::image;
+use crate::notes::IgnoredFiles;
 use crate::record::{Record, RecordColumn, RecordKind, RecordName};
 use kolo_graph::settings::Settings;
 use listing::{Listing, entries};
@@ -25,8 +28,8 @@ mod tests;
 
 pub const FORMAT: Format = Format {
     name: "images",
-    doc: "folders of PNG and JPEG images, one per class; or single images",
-    extensions: &["png", "jpg", "jpeg"],
+    doc: "folders of PNG, JPEG, WebP and GIF images, one per class; or single images",
+    extensions: image::ENDINGS,
     sniff,
     open,
 };
@@ -60,18 +63,28 @@ struct Images {
     listing: Listing,
     /// What `labels.csv` says; else the label in the listing counts, if there is a column for it.
     labels: Option<Labels>,
+    /// What was left out.
+    notes: Vec<String>,
 }
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let mut listing = Listing::default();
     let mut names = Vec::new();
-    let mut labels = None;
+    let (mut labels, mut notes) = (None, Vec::new());
     for file in files {
         match file.is_directory {
             true if files.len() == 1 && file.path.join(labels::NAME).is_file() => {
                 labels = Some(labels::read(&file.path, &mut listing)?);
+                notes.extend(labels::left_out(&file.path, &listing)?);
             }
-            true => add_folder(&file.path, &mut listing, &mut names)?,
+            true => {
+                if let Some(parts) = FolderParts::of(&file.path) {
+                    return Err(parts.refused(settings).into());
+                }
+                let before = std::mem::take(&mut listing.ignored);
+                add_folder(&file.path, &mut listing, &mut names)?;
+                notes.extend(std::mem::replace(&mut listing.ignored, before).note(&file.path, "not images"));
+            }
             false => {
                 let (folder, name) = (file.path.parent().unwrap_or(Path::new("")), file.path.file_name());
                 let label = class(&mut names, class_name(folder)?);
@@ -86,8 +99,12 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
             .into());
     }
     if listing.len() == 0 {
-        let hint = "images have names that end in .png, .jpg or .jpeg";
+        let hint = format!("images have names that end in {}", image::endings_listed());
         return Err(settings.wrong("source", "names no image", hint).into());
+    }
+    if listing.again > 0 {
+        let folders = if listing.again == 1 { "a folder that links lead" } else { "folders that links lead" };
+        notes.push(format!("left out: {folders} to a second time"));
     }
     let mut columns = vec![RecordColumn { name: "image".into(), kind: RecordKind::Image }];
     if let Some(labels) = &labels {
@@ -98,7 +115,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         listing.relabel(|label| places[label as usize]);
         columns.push(RecordColumn { name: "label".into(), kind: RecordKind::Class { names: sorted.into() } });
     }
-    Ok(Box::new(Images { columns, listing, labels }))
+    Ok(Box::new(Images { columns, listing, labels, notes }))
 }
 
 /// Whether a directory among the files has folders: then even a single class was meant.
@@ -128,23 +145,42 @@ fn add_folder(directory: &Path, listing: &mut Listing, names: &mut Vec<String>) 
     let found = entries(directory)?;
     if found.directories.is_empty() {
         let label = class(names, class_name(directory)?);
-        return Ok(listing.walk(directory, directory, label)?);
+        listing.walk(directory, directory, label)?;
+        return Ok(());
     }
     if let Some(loose) = found.images.first() {
         let message = "this image is in no class: there are folders beside it";
         let hint = "move it into the folder of its class, or name the images by a pattern";
         return Err(ReadError::new(message, hint).in_file(loose).into());
     }
+    listing.ignored.add_all(&found.ignored);
     for folder in &found.directories {
-        let before = (listing.len(), names.len());
+        let before = (listing.len(), listing.again);
         let label = class(names, class_name(folder)?);
-        listing.walk(directory, folder, label)?;
-        // A folder without images is no class.
-        if listing.len() == before.0 {
-            names.truncate(before.1);
+        let ignored = listing.walk(directory, folder, label)?;
+        // The images of a folder that was read by another path are in the listing.
+        if (listing.len(), listing.again) == before {
+            return Err(without_image(folder, &ignored).into());
         }
     }
     Ok(())
+}
+
+/// The error of a folder of a class in which no image lies.
+fn without_image(folder: &Path, ignored: &IgnoredFiles) -> ReadError {
+    let endings = image::endings_listed();
+    if ignored.is_empty() {
+        let hint = format!("put images that end in {endings} into it, or take the folder away");
+        return ReadError::new("the folder of a class is empty", hint).in_file(folder);
+    }
+    let message = format!("the folder of a class has no image that is read, but {}", ignored.described());
+    let hint = match ignored.has_one_of(image::UNREAD_ENDINGS) {
+        true => format!(
+            "convert them, with `mogrify -format png` of ImageMagick or `Image.save` of Pillow: images that end in {endings} are read"
+        ),
+        false => format!("put images that end in {endings} into it, or move the folder away"),
+    };
+    ReadError::new(message, hint).in_file(folder)
 }
 
 impl Reader for Images {
@@ -188,6 +224,10 @@ impl Reader for Images {
 
     fn name(&self, at: usize) -> Option<RecordName> {
         Some(RecordName { file: self.listing.path(at), key: None })
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn files(&self) -> Vec<PathBuf> {

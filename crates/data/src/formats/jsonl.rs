@@ -2,7 +2,7 @@
 //!
 //! All lines are read once at opening: where each starts, and what the values of each key are. Numbers and lists of numbers
 //! keep their kind and shape, `true` and `false` are 1 and 0, strings are text; anything else is text as well, written as
-//! JSON. A line that is no object is an error when it is read, so that it can be skipped.
+//! JSON. `NaN` and `Infinity`, which Python writes, are numbers; NaN alone is a missing value, as null is. A line that is no object is an error when it is read, so that it can be skipped.
 
 mod columns;
 mod stream;
@@ -12,6 +12,7 @@ use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenedFiles, Reader};
 use crate::formats::encoding;
+use crate::formats::json::{self, NotJson};
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn};
 use crate::stream::StreamKind;
@@ -149,16 +150,16 @@ fn is_empty(line: &[u8]) -> bool {
 }
 
 fn object(line: &[u8]) -> Result<Map<String, Value>, Problem> {
-    let json = without_mark(line);
-    match serde_json::from_slice(json) {
+    let text = without_mark(line);
+    match json::parse(text) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(Problem { within: 0, message: "it is not a JSON object".into() }),
-        Err(error) => {
+        Err(NotJson { error, grown }) => {
             // The library counts lines too, and there is but one.
             let message = error.to_string();
             let message = message.split(" at line ").next().unwrap_or_default();
             Err(Problem {
-                within: (line.len() - json.len() + error.column().saturating_sub(1)) as u64,
+                within: (line.len() - text.len() + error.column().saturating_sub(1 + grown)) as u64,
                 message: format!("it is not JSON: {message}"),
             })
         }

@@ -11,10 +11,11 @@ use crate::arrays::{Array, ArrayReader, FileArrays, existing_file, with_labels};
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile, UNPACKED_BYTES_MAX};
 use crate::format::{Format, OpenError, OpenedFiles};
+use crate::notes::IgnoredFiles;
 use kolo_graph::settings::Settings;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use zip::Member;
+use zip::{Member, OpenedMembers};
 
 pub const FORMAT: Format = Format {
     name: "npy",
@@ -70,11 +71,14 @@ fn open_archives(files: &[DataFile], settings: &Settings) -> OpenedFiles {
 
 fn archive(file: &DataFile, settings: &Settings) -> Result<FileArrays, OpenError> {
     let archive = file.contents(settings)?;
-    let mut left = settings.count("unpacked_max", UNPACKED_BYTES_MAX as usize, 1)? as u64;
+    let mut opened = OpenedMembers::new(settings.count("unpacked_max", UNPACKED_BYTES_MAX as usize, 1)? as u64);
     let mut members: Vec<(String, Member)> = Vec::new();
-    let mut names = BTreeSet::new();
+    let (mut names, mut ignored) = (BTreeSet::new(), IgnoredFiles::default());
     for member in zip::members(&archive)? {
-        let Some(name) = member.name.strip_suffix(".npy") else { continue };
+        let Some(name) = member.name.strip_suffix(".npy") else {
+            ignored.add(Path::new(&member.name));
+            continue;
+        };
         if !names.insert(name.to_string()) {
             let message = format!("it has two members named \"{}\"", member.name);
             let hint = "write the archive again, with a name of its own for every array";
@@ -82,10 +86,12 @@ fn archive(file: &DataFile, settings: &Settings) -> Result<FileArrays, OpenError
         }
         members.push((name.into(), member));
     }
-    FileArrays::open(&members, settings, |name, member| {
-        let (contents, range) = member.open(&archive, &mut left)?;
+    let mut arrays = FileArrays::open(&members, settings, |name, member| {
+        let (contents, range) = member.open(&archive, &mut opened)?;
         header::read(&contents, range, name)
-    })
+    })?;
+    arrays.notes.extend(ignored.note(&file.path, "not arrays"));
+    Ok(arrays)
 }
 
 #[cfg(test)]

@@ -56,6 +56,8 @@ const NUMBER_BYTES: u64 = 9;
 struct TableReader {
     units: Units,
     unread: Vec<UnreadColumn>,
+    /// Whether each column is the index of a DataFrame.
+    index: Vec<bool>,
 }
 
 impl Reader for TableReader {
@@ -65,6 +67,10 @@ impl Reader for TableReader {
 
     fn unread(&self) -> &[UnreadColumn] {
         &self.unread
+    }
+
+    fn is_index(&self, column: usize) -> bool {
+        self.index.get(column).copied().unwrap_or(false)
     }
 
     fn len(&self) -> usize {
@@ -407,9 +413,9 @@ fn reader(files: Vec<ParquetFile>, mut columns: TableColumns, budget: usize) -> 
         rows.extend(groups);
     }
     look_at_first(&files, &mut columns)?;
-    let (records, unread) = (columns.records.clone(), columns.unread.clone());
+    let (records, unread, index) = (columns.records.clone(), columns.unread.clone(), columns.index.clone());
     let decoder = Groups { files, units, columns };
-    Ok(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget), unread })
+    Ok(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget), unread, index })
 }
 
 /// Files that are read as one must have the same columns.

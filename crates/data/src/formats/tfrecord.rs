@@ -1,11 +1,11 @@
-//! TFRecord files of `tf.train.Example`s: `*.tfrecord`, `*.tfrecords`, `…-00000-of-00010`, plain or packed with gzip or zlib.
+//! TFRecord files of `tf.train.Example`s and `tf.train.SequenceExample`s: `*.tfrecord`, `*.tfrecords`, `…-00000-of-00010`, plain or packed with gzip or zlib.
 //!
 //! A record is its length (u64, little-endian), the masked CRC-32C of the length, the data, and the masked CRC-32C of the
 //! data. Opening hops from length to length and keeps the offsets in an index file; the checksum of the data is checked
 //! whenever a record is read. A feature becomes a column by its name; what it holds is told from the first few records.
 
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile, damaged};
+use crate::files::{Contents, DataFile, Listed, damaged};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::index_file::IndexPlace;
 use crate::record::{Record, RecordColumn, UnreadColumn};
@@ -27,7 +27,7 @@ mod tests;
 
 pub const FORMAT: Format = Format {
     name: "tfrecord",
-    doc: "TFRecord files of `tf.train.Example`s",
+    doc: "TFRecord files of `tf.train.Example`s and `tf.train.SequenceExample`s",
     extensions: &["tfrecord", "tfrecords"],
     sniff,
     open,
@@ -95,6 +95,8 @@ struct TfRecords {
     /// How each column is read, sorted by name as the columns are.
     features: Vec<Feature>,
     unread: Vec<UnreadColumn>,
+    /// What was left out of the files.
+    notes: Vec<String>,
     shards: Shards,
     /// The number of records up to and with each shard.
     ends: Vec<usize>,
@@ -108,11 +110,13 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         columns: vec![],
         features: vec![],
         unread: vec![],
+        notes: vec![],
         shards: Shards::new(),
         ends: vec![],
         places: vec![],
     };
-    let files = shards::expand(files, is_shard, settings)?;
+    let Listed { files, notes } = shards::expand(files, is_shard, settings)?;
+    opened.notes = notes;
     for file in &files {
         let (contents, is_packed) = unpack(file, settings)?;
         let payload = index_place.load_or_make(file, INDEX_KIND, || index(&contents))?;
@@ -304,6 +308,10 @@ impl Reader for TfRecords {
 
     fn unread(&self) -> &[UnreadColumn] {
         &self.unread
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn len(&self) -> usize {

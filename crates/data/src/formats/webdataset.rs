@@ -2,10 +2,10 @@
 //!
 //! Opening reads the headers of all members, once: offsets are kept in an index file beside the shard, and any sample is
 //! then one read away. Names of members group them and are never used as paths; one that leads out of the archive (`../`,
-//! `/`) is refused all the same. An ending becomes a column; `jpg`, `jpeg` and `png` together are the column `image`.
+//! `/`) is refused all the same. An ending becomes a column; those of images together are the column `image`.
 
 use crate::error::ReadError;
-use crate::files::DataFile;
+use crate::files::{DataFile, Listed};
 use crate::format::{Format, OpenedFiles, Reader};
 use crate::index_file::IndexPlace;
 use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
@@ -56,6 +56,8 @@ fn sniff(path: &Path, head: &[u8]) -> bool {
 struct WebDataset {
     columns: Vec<RecordColumn>,
     unread: Vec<UnreadColumn>,
+    /// What was left out of the files.
+    notes: Vec<String>,
     parts: Vec<Part>,
     /// The part of each ending.
     part_of: Vec<usize>,
@@ -79,7 +81,7 @@ struct Samples {
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let index_place = IndexPlace::of(settings)?;
     let (mut shards, mut ends, mut samples) = (Shards::new(), Vec::new(), Samples::default());
-    let files = shards::expand(files, is_shard, settings)?;
+    let Listed { files, notes } = shards::expand(files, is_shard, settings)?;
     for file in &files {
         let (contents, is_packed) = shards::unpack(file, settings)?;
         let payload = index_place.load_or_make(file, index::KIND, || Ok(ShardIndex::make(&contents)?.payload()))?;
@@ -96,7 +98,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         return Err(ReadError::new("it has no sample", hint).in_file(&files[0].path).into());
     }
     let mut opened =
-        WebDataset { columns: vec![], unread: vec![], parts: vec![], part_of: vec![], shards, ends, samples };
+        WebDataset { columns: vec![], unread: vec![], notes, parts: vec![], part_of: vec![], shards, ends, samples };
     opened.find_columns()?;
     Ok(Box::new(opened))
 }
@@ -194,6 +196,10 @@ impl Reader for WebDataset {
 
     fn unread(&self) -> &[UnreadColumn] {
         &self.unread
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn len(&self) -> usize {

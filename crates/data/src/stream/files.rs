@@ -5,7 +5,7 @@ use super::{
     pipe_file,
 };
 use crate::error::ReadError;
-use crate::files::{self, DataFile};
+use crate::files::{self, DataFile, Listed};
 use crate::format::{self, OpenError, Reader};
 use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use crate::shards;
@@ -31,6 +31,8 @@ pub(crate) struct StreamFiles {
     pub format: Box<dyn StreamFormat>,
     pub columns: Vec<RecordColumn>,
     unread: Vec<UnreadColumn>,
+    /// What was left out of the files.
+    notes: Vec<String>,
     /// Records of an epoch.
     pub len: usize,
     /// The number of the first record of each file, if all were counted.
@@ -53,9 +55,10 @@ impl StreamFiles {
     }
 
     fn open_files(name: &str, settings: &Settings, key: &str, stream: StreamSettings) -> Result<Self, OpenError> {
-        let listed = files::list(name, settings, key)?;
+        let Listed { files: listed, mut notes } = files::list(name, settings, key)?;
         let kind = stream_kind(format::choose(&listed, settings)?.name, settings, key)?;
-        let files = shards::expand(&listed, kind.is_shard, settings)?;
+        let Listed { files, notes: left_out } = shards::expand(&listed, kind.is_shard, settings)?;
+        notes.extend(left_out);
         let (head, _) = ByteStream::of_file(&files[0])?.with_head()?;
         let opened = (kind.open)(
             &StreamHead { path: &files[0].path, extension: &files[0].extension(), bytes: &head },
@@ -67,6 +70,7 @@ impl StreamFiles {
             format: opened,
             columns: vec![],
             unread: vec![],
+            notes,
             len: 0,
             starts: vec![],
             pipe: None,
@@ -111,6 +115,7 @@ impl StreamFiles {
             format,
             columns: vec![],
             unread: vec![],
+            notes: vec![],
             len,
             starts: vec![],
             pipe: None,
@@ -292,6 +297,14 @@ impl Reader for StreamReader {
 
     fn kind_reason(&self, column: usize) -> Option<String> {
         self.stream.format.kind_reason(column)
+    }
+
+    fn is_index(&self, column: usize) -> bool {
+        self.stream.format.is_index(column)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.stream.notes.iter().cloned().chain(self.stream.format.notes()).collect()
     }
 
     fn fingerprint(&self) -> String {

@@ -91,6 +91,10 @@ impl Source for StreamSource {
         format!("{}; a stream, shuffled in a buffer of {}", self.files.describe(), self.settings.buffer)
     }
 
+    fn notes(&self) -> Vec<String> {
+        self.files.notes()
+    }
+
     fn fingerprint(&self) -> Result<String, ReadError> {
         self.files.fingerprint()
     }

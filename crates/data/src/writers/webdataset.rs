@@ -2,7 +2,7 @@
 //!
 //! Images keep their bytes; pixels become PNG files; one whole number is a `.cls`, text a `.txt`, other numbers an `.npy`.
 
-use crate::image::PIXELS_MAX;
+use crate::image::{self, PIXELS_MAX};
 use crate::inspect::shown_name;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::writer::{Target, WriteError, Writer, WriterKind, check_known, check_names, shape_of};
@@ -80,7 +80,7 @@ fn plain(name: &str) -> String {
 /// What members of a column may be.
 fn kinds(column: &RecordColumn) -> &'static [&'static str] {
     match &column.kind {
-        RecordKind::Image => &["png", "jpg"],
+        RecordKind::Image => image::ENDINGS,
         RecordKind::Pixels { shape } if is_drawable(shape) => &["png"],
         RecordKind::Bytes => &["bin"],
         RecordKind::Text => &["txt"],
@@ -93,7 +93,7 @@ fn kinds(column: &RecordColumn) -> &'static [&'static str] {
 /// The ending of a column's members, by what they are: the usual one, unless another column has it.
 fn ending(column: &RecordColumn, is: &str, taken: &[String]) -> String {
     let usual: &[&str] = match is {
-        "png" | "jpg" => &["image"],
+        _ if image::ENDINGS.contains(&is) => &["image"],
         "cls" => &["cls", "class", "label"],
         "txt" => &["txt", "text"],
         _ => &[],
@@ -140,9 +140,7 @@ fn member(column: &RecordColumn, value: &RecordValue) -> Result<Option<(&'static
     let shape = shape_of(&column.kind).unwrap_or_default();
     Ok(Some(match (&column.kind, value) {
         (_, RecordValue::Missing) => return Ok(None),
-        (RecordKind::Image, RecordValue::Bytes(bytes)) => {
-            (if bytes.starts_with(b"\x89PNG") { "png" } else { "jpg" }, bytes.clone())
-        }
+        (RecordKind::Image, RecordValue::Bytes(bytes)) => (image::ending_of(bytes).unwrap_or("jpg"), bytes.clone()),
         (RecordKind::Pixels { .. }, RecordValue::Bytes(bytes)) => match png(shape, bytes)? {
             Some(bytes) => ("png", bytes),
             None => ("npy", array("|u1", shape, bytes.iter().copied())),

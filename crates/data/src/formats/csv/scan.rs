@@ -7,9 +7,11 @@ use crate::files::Contents;
 use crate::formats::encoding;
 use crate::record::Record;
 use csv_core::{ReadRecordResult, ReaderBuilder};
+use kolo_graph::settings::{SettingError, Settings};
 use std::collections::BTreeSet;
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Bytes of one record at most: a quote that never closes must not take all memory.
 pub(super) const RECORD_BYTES_MAX: usize = 16 << 20;
@@ -116,6 +118,15 @@ impl Cells {
         }
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a cell of the record may be a number.
+    pub fn has_number(&self) -> bool {
+        (0..self.len()).any(|at| trimmed(self.cell(at)).is_some_and(is_number))
+    }
+
     /// Where the next record starts.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -215,8 +226,41 @@ fn is_missing(text: &str) -> bool {
     matches!(text, "" | "NA" | "N/A" | "NaN" | "nan" | "null" | "NULL" | "None")
 }
 
+/// Whether a text may be meant as a number, whichever way its fraction is written.
 fn is_number(text: &str) -> bool {
-    text.parse::<f64>().is_ok()
+    text.parse::<f64>().is_ok() || Decimal::Comma.number::<f64>(text).is_some()
+}
+
+/// What stands before the fraction of a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Decimal {
+    #[default]
+    Point,
+    Comma,
+}
+
+impl Decimal {
+    /// What `data.decimal` says.
+    pub fn read(settings: &Settings) -> Result<Self, SettingError> {
+        Ok(match settings.choice("decimal", &[".", ","])? {
+            "," => Self::Comma,
+            _ => Self::Point,
+        })
+    }
+
+    /// The number that a text is. With a comma, a point may stand between thousands, so it is in no number.
+    fn number<T: FromStr>(self, text: &str) -> Option<T> {
+        match self {
+            Self::Comma if text.contains('.') => None,
+            Self::Comma if text.contains(',') => text.replacen(',', ".", 1).parse().ok(),
+            _ => text.parse().ok(),
+        }
+    }
+}
+
+/// Whether a text is a number with a comma before its fraction.
+fn has_decimal_comma(text: &str) -> bool {
+    text.contains(',') && Decimal::Comma.number::<f64>(text).is_some()
 }
 
 /// What the lines after the first one have below a text of it.
@@ -270,18 +314,43 @@ pub(super) fn has_header(head: &[u8], delimiter: u8) -> bool {
     })
 }
 
+/// The names of the columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Names {
+    pub names: Vec<String>,
+    /// Whether the first column is called as an index is: not at all, or as pandas calls it when it reads such a table.
+    is_first_unnamed: bool,
+}
+
+impl Names {
+    /// Of a table without a header.
+    pub fn numbered(count: usize) -> Self {
+        Self { names: (0..count).map(|at| format!("column{at}")).collect(), is_first_unnamed: false }
+    }
+
+    /// Whether a column of this kind is the index of the table that was written to the file: the first one, without a name, with
+    /// whole numbers or text. pandas writes one unless it is told not to, and R writes the names of rows so.
+    pub fn is_index(&self, at: usize, kind: &RecordKind) -> bool {
+        let is_unnamed = at == 0 && self.is_first_unnamed && self.names.len() > 1;
+        is_unnamed && matches!(kind, RecordKind::Int { .. } | RecordKind::Text)
+    }
+}
+
+/// The name that pandas gives to a first column without one.
+const UNNAMED: &str = "Unnamed: 0";
+
 /// The names in a header. `head` are the first bytes of the file, for where a name is not UTF-8.
-pub(super) fn header_names(cells: &Cells, head: impl FnOnce() -> Vec<u8>) -> Result<Vec<String>, ReadError> {
+pub(super) fn header_names(cells: &Cells, head: impl FnOnce() -> Vec<u8>) -> Result<Names, ReadError> {
     let wrong = |message: String, hint: &str| {
         ReadError::new(format!("line {}: {message}", cells.line), hint).in_file(&cells.path)
     };
-    let (mut names, mut known) = (Vec::new(), BTreeSet::new());
+    let (mut names, mut known, mut is_first_unnamed) = (Vec::new(), BTreeSet::new(), false);
     for at in 0..cells.len() {
         let Some(name) = trimmed(cells.cell(at)) else {
             let message = format!("the name of column {at} is not UTF-8 text");
             return Err(wrong(message, encoding::HINT).at(encoding::first_bad(&head())));
         };
-        // The first column of a table that pandas wrote has none.
+        is_first_unnamed |= at == 0 && ["", UNNAMED].contains(&name);
         let name = if name.is_empty() { format!("column{at}") } else { name.to_string() };
         if !known.insert(name.clone()) {
             let hint = "give every column a unique name in the first line, or write `header = false`";
@@ -289,11 +358,16 @@ pub(super) fn header_names(cells: &Cells, head: impl FnOnce() -> Vec<u8>) -> Res
         }
         names.push(name);
     }
-    Ok(names)
+    Ok(Names { names, is_first_unnamed })
 }
 
-pub(super) fn numbered_names(count: usize) -> Vec<String> {
-    (0..count).map(|at| format!("column{at}")).collect()
+/// Whether the first records of a table, cut by this delimiter, have numbers with a comma before their fraction.
+pub(super) fn has_decimal_commas(head: &[u8], delimiter: u8) -> bool {
+    let mut cells = Cells::of_stream(Box::new(Cursor::new(head.to_vec())), Path::new(""), delimiter);
+    (0..LOOKED_AT).any(|_| {
+        matches!(cells.advance(), Ok(true))
+            && (0..cells.len()).any(|at| trimmed(cells.cell(at)).is_some_and(has_decimal_comma))
+    })
 }
 
 /// What has been seen of a column.
@@ -305,21 +379,23 @@ pub(super) struct ColumnScan {
     real: bool,
     /// The first cell that is no number: its file, line and text.
     text: Option<(PathBuf, u64, String)>,
+    /// The first cell that would be a number if a comma stood before its fraction.
+    comma: Option<(PathBuf, u64, String)>,
 }
 
 /// Looks at the cells of a record. One with another number of cells is an error when it is read.
-pub(super) fn note(scans: &mut [ColumnScan], cells: &Cells) {
+pub(super) fn note(scans: &mut [ColumnScan], cells: &Cells, decimal: Decimal) {
     if cells.len() != scans.len() {
         return;
     }
     for (at, scan) in scans.iter_mut().enumerate() {
-        scan.note(cells.cell(at), &cells.path, cells.line);
+        scan.note(cells.cell(at), &cells.path, cells.line, decimal);
     }
 }
 
 impl ColumnScan {
     /// Looks at the cell of a record that starts at this line.
-    pub fn note(&mut self, cell: &[u8], path: &Path, line: u64) {
+    pub fn note(&mut self, cell: &[u8], path: &Path, line: u64, decimal: Decimal) {
         if self.text.is_some() {
             return;
         }
@@ -327,11 +403,14 @@ impl ColumnScan {
         let whole = text.and_then(|text| text.parse::<i64>().ok());
         match (text, whole) {
             (Some(text), _) if is_missing(text) => {}
-            (Some(text), None) if text.parse::<f64>().is_ok() => {
+            (Some(text), None) if decimal.number::<f64>(text).is_some() => {
                 self.numbers += 1;
                 self.real = true;
             }
             (_, Some(_)) => self.numbers += 1,
+            (Some(text), None) if decimal == Decimal::Point && has_decimal_comma(text) => {
+                self.comma.get_or_insert_with(|| (path.into(), line, text.chars().take(SHOWN_CHARS).collect()));
+            }
             _ => {
                 let shown = String::from_utf8_lossy(cell).chars().take(SHOWN_CHARS).collect();
                 self.text = Some((path.into(), line, shown));
@@ -341,10 +420,20 @@ impl ColumnScan {
 
     pub fn kind(&self) -> RecordKind {
         match self {
-            Self { text: Some(_), .. } => RecordKind::Text,
+            Self { text: Some(_), .. } | Self { comma: Some(_), .. } => RecordKind::Text,
             Self { real: false, numbers: 1.., .. } => RecordKind::Int { shape: vec![], classes: None },
             _ => RecordKind::Real { shape: vec![] },
         }
+    }
+
+    /// Refuses a column of numbers if the fractions of some stand behind a comma: nothing says yet that they are numbers.
+    pub fn refuse_commas(&self, name: &str) -> Result<(), ReadError> {
+        let Some((path, line, text)) = self.comma.as_ref().filter(|_| self.text.is_none()) else { return Ok(()) };
+        let message = format!("line {line}: column {} has \"{text}\", a number with a comma", shown(name));
+        let hint = format!(
+            "write `decimal = \",\"` under [data] if its fraction follows, or `text = [\"{name}\"]` if it is text"
+        );
+        Err(ReadError::new(message, hint).in_file(path))
     }
 
     /// Why the column is text, if numbers stand in it too.
@@ -355,7 +444,12 @@ impl ColumnScan {
 }
 
 /// The value of one cell, or what is wrong with it.
-pub(super) fn read_cell(cell: &[u8], kind: &RecordKind, column: usize, record: &mut Record) -> Result<(), String> {
+pub(super) fn read_cell(
+    cell: &[u8],
+    (kind, decimal): (&RecordKind, Decimal),
+    column: usize,
+    record: &mut Record,
+) -> Result<(), String> {
     let not_text = || "is not UTF-8 text".to_string();
     if let RecordKind::Text = kind {
         let text = std::str::from_utf8(cell).map_err(|_| not_text())?;
@@ -374,7 +468,8 @@ pub(super) fn read_cell(cell: &[u8], kind: &RecordKind, column: usize, record: &
             record.ints(column).push(value);
         }
         _ => {
-            let value: f32 = text.parse().map_err(|_| format!("has \"{}\", which is not a number", shown()))?;
+            let value = decimal.number::<f32>(text);
+            let value = value.ok_or_else(|| format!("has \"{}\", which is not a number", shown()))?;
             if value.is_infinite() && text.contains(|char: char| char.is_ascii_digit()) {
                 return Err(format!("has {}, which is too large for 32 bits", shown()));
             }

@@ -36,12 +36,66 @@ fn a_table_of_the_library_is_read() {
 }
 
 #[test]
+fn a_first_column_without_a_name_is_an_index() {
+    for (bytes, expected) in [
+        (&b",a,b\n3,1,2\n1,2,3\n"[..], true),
+        (b"\"\",a,b\nx,1,2\n", true),
+        (b"Unnamed: 0,a\n0,1\n", true),
+        (b",a\n0.5,1\n", false),
+        (b"a,,b\n1,2,3\n", false),
+        (b"column0,a\n1,2\n", false),
+        (b"1,2\n3,4\n", false),
+    ] {
+        let (dir, reader) = opened(bytes, &[]);
+        let stream = crate::formats::testing::open_stream(&dir.path().join("file.csv"), &[]).unwrap();
+        for reader in [reader, stream] {
+            assert_eq!(reader.is_index(0), expected, "{}", String::from_utf8_lossy(bytes));
+            assert!(!reader.is_index(1));
+        }
+    }
+}
+
+#[test]
+fn decimal_commas_are_read_with_a_key_or_refused_with_it() {
+    let bytes = b"size;price;name\n1,5;2;a\n-2,25e1;3,5;b\n;4;1,5 or 2\n";
+    let (dir, reader) = opened(bytes, &[("decimal", text(","))]);
+    let stream = crate::formats::testing::open_stream(&dir.path().join("file.csv"), &[("decimal", text(","))]).unwrap();
+    for reader in [reader, stream] {
+        let real = RecordKind::Real { shape: vec![] };
+        let kinds: Vec<_> = reader.columns().iter().map(|column| column.kind.clone()).collect();
+        assert_eq!(kinds, [real.clone(), real, RecordKind::Text]);
+        let value = |at, column| read(&*reader, at).value(column).clone();
+        assert_eq!((value(0, 0), value(1, 0)), (RecordValue::Reals(vec![1.5]), RecordValue::Reals(vec![-22.5])));
+        assert_eq!((value(2, 0), value(1, 1)), (RecordValue::Missing, RecordValue::Reals(vec![3.5])));
+    }
+    let quoted = b"size,price\n\"1,5\",2\n2,3\n";
+    for (bytes, line) in [(&bytes[..], 2), (quoted, 2), (b"1,5;2\n1,6;3\n", 1)] {
+        let (dir, random) = open_bytes(&FORMAT, bytes, &[]);
+        let stream = crate::formats::testing::open_stream(&dir.path().join("file.csv"), &[]);
+        for opened in [random, stream] {
+            let error = read_error(opened);
+            let start = format!("line {line}: column ");
+            assert!(
+                error.message.starts_with(&start) && error.message.contains("has \"1,5\", a number with a comma"),
+                "{error}"
+            );
+            assert!(error.hint.starts_with("write `decimal = \",\"` under [data]"), "{error}");
+        }
+    }
+    let (_dir, reader) = opened(quoted, &[("text", Setting::List(vec![text("size")]))]);
+    assert_eq!((read(&*reader, 0).value(0), reader.columns()[1].kind.clone()), (&RecordValue::Text("1,5".into()), INT));
+    // With a comma, a point is no part of a number: it may stand between thousands.
+    let (_dir, reader) = opened(b"a;b\n1.234,5;1\n2.5;2\n", &[("decimal", text(","))]);
+    assert_eq!(reader.columns()[0].kind, RecordKind::Text);
+}
+
+#[test]
 fn delimiters_and_headers_are_guessed_or_given() {
     let tabs = open(&FORMAT, &[file("table.tsv")], &[]).unwrap();
     assert_eq!((names(&*tabs), tabs.len()), (vec!["column0", "column1", "column2"], 2));
     for (bytes, keys, expected, len) in [
-        (&b"a;b\r\n1;2,5\r\n"[..], vec![], vec!["a", "b"], 1),
-        (b"1,5;2\n1,6;3\n", vec![], vec!["column0", "column1"], 2),
+        (&b"a;b\r\n1;2,5\r\n"[..], vec![("decimal", text(","))], vec!["a", "b"], 1),
+        (b"1,5;2\n1,6;3\n", vec![("decimal", text(","))], vec!["column0", "column1"], 2),
         (b"a|b\n", vec![("delimiter", text(","))], vec!["a|b"], 0),
         (b"a b\n1 2\n", vec![("delimiter", text(" "))], vec!["a", "b"], 1),
         (b"x,y\nu,v", vec![("header", Setting::Bool(false))], vec!["column0", "column1"], 2),

@@ -1,7 +1,7 @@
 //! `labels.csv` of a flat folder: a header line, then the name of an image and its label per line. Images that it does not name
 //! are left out.
 
-use super::listing::Listing;
+use super::listing::{Listing, entries};
 use crate::error::{ReadError, shown};
 use crate::formats::labels::Labels;
 use std::collections::HashSet;
@@ -17,6 +17,24 @@ const DIGEST_BYTES: usize = 16;
 fn plain(name: &str) -> Option<PathBuf> {
     let is_inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     (is_inside && !name.is_empty()).then(|| Path::new(name).components().collect())
+}
+
+/// What is said of the images and other files of the folder that the file does not name.
+pub(super) fn left_out(directory: &Path, listing: &Listing) -> Result<Vec<String>, ReadError> {
+    let mut inside = entries(directory)?;
+    let named: HashSet<&[u8]> = (0..listing.len()).map(|at| listing.name(at)).collect();
+    let is_named = |path: &PathBuf| path.file_name().is_some_and(|name| named.contains(name.as_encoded_bytes()));
+    inside.images.retain(|path| !is_named(path));
+    let mut notes = Vec::new();
+    if !inside.images.is_empty() {
+        let plural = if inside.images.len() == 1 { "image" } else { "images" };
+        notes.push(format!(
+            "left out: {} {plural} in {} that {NAME} does not name",
+            inside.images.len(),
+            directory.display()
+        ));
+    }
+    Ok(notes)
 }
 
 /// Reads the file, and lists the images that it names.

@@ -1,8 +1,11 @@
-//! The image files below a directory: every directory in the order of names, hidden files left out, links followed but never
-//! in a circle.
+//! The image files below a directory: every directory in the order of names, hidden files left out. Links are followed, but no
+//! directory is read twice: links in a circle end, and no image stands on both sides of a split.
 
 use crate::error::ReadError;
+use crate::image;
+use crate::notes::IgnoredFiles;
 use crate::shards::is_hidden;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -23,6 +26,12 @@ pub(super) struct Listing {
     directories: Vec<PathBuf>,
     names: Vec<u8>,
     images: Vec<Image>,
+    /// Directories that were read, by device and number: the path and the label of each. That of a root has no label.
+    read: HashMap<(u64, u64), (PathBuf, Option<u32>)>,
+    /// Directories that were left out as they had been read by another path.
+    pub again: usize,
+    /// Files that are no images.
+    pub ignored: IgnoredFiles,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +44,7 @@ struct Image {
 
 pub(super) fn is_image_name(path: &Path) -> bool {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
-    ending.is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&ending.as_str()))
+    ending.is_some_and(|ending| image::ENDINGS.contains(&ending.as_str()))
 }
 
 impl Listing {
@@ -75,15 +84,24 @@ impl Listing {
         Ok(())
     }
 
-    /// Adds all images below `directory`, which is `root` or in it. A link that leads back to `root` is not followed, either.
-    pub fn walk(&mut self, root: &Path, directory: &Path, label: u32) -> Result<(), ReadError> {
-        let mut walk = Walk { listing: self, label, above: Vec::new(), directories: 0 };
+    /// Adds all images below `directory`, which is `root` or in it, and says which other files lie there. A link that leads back
+    /// to `root` is not followed, either.
+    pub fn walk(&mut self, root: &Path, directory: &Path, label: u32) -> Result<IgnoredFiles, ReadError> {
         if root != directory {
-            let meta = fs::metadata(root).map_err(|error| ReadError::io(root, &error))?;
-            walk.above.push((meta.dev(), meta.ino()));
+            self.read.entry(identity(root)?).or_insert_with(|| (root.into(), None));
         }
-        walk.enter(directory)
+        let mut walk = Walk { listing: self, label, depth: 0, ignored: IgnoredFiles::default() };
+        walk.enter(directory)?;
+        let ignored = walk.ignored;
+        self.ignored.add_all(&ignored);
+        Ok(ignored)
     }
+}
+
+/// The same for every path to a directory.
+fn identity(directory: &Path) -> Result<(u64, u64), ReadError> {
+    let meta = fs::metadata(directory).map_err(|error| ReadError::io(directory, &error))?;
+    Ok((meta.dev(), meta.ino()))
 }
 
 fn too_many(directory: &Path) -> ReadError {
@@ -94,34 +112,42 @@ fn too_many(directory: &Path) -> ReadError {
 struct Walk<'l> {
     listing: &'l mut Listing,
     label: u32,
-    /// The directories that the present one is in, by device and number.
-    above: Vec<(u64, u64)>,
-    directories: usize,
+    /// Directories that the present one is in.
+    depth: usize,
+    ignored: IgnoredFiles,
 }
 
 impl Walk<'_> {
     fn enter(&mut self, directory: &Path) -> Result<(), ReadError> {
-        let failed = |error: io::Error| ReadError::io(directory, &error);
-        let meta = fs::metadata(directory).map_err(failed)?;
-        let this = (meta.dev(), meta.ino());
-        if self.above.contains(&this) {
-            return Ok(());
+        let this = identity(directory)?;
+        match self.listing.read.get(&this) {
+            Some((path, Some(label))) if *label != self.label => {
+                let message =
+                    format!("this folder is {}, of another class: a link leads from one to the other", path.display());
+                return Err(ReadError::new(message, "take the link away: an image has one class").in_file(directory));
+            }
+            Some(_) => {
+                self.listing.again += 1;
+                return Ok(());
+            }
+            None => {}
         }
-        self.directories += 1;
-        if self.directories > DIRECTORIES_MAX {
+        if self.listing.read.len() >= DIRECTORIES_MAX {
             return Err(too_many(directory));
         }
-        if self.above.len() >= DEPTH_MAX {
+        if self.depth >= DEPTH_MAX {
             let message = format!("more than {DEPTH_MAX} directories inside of each other");
             return Err(ReadError::new(message, "move the images up").in_file(directory));
         }
-        self.above.push(this);
+        self.listing.read.insert(this, (directory.into(), Some(self.label)));
         let inside = entries(directory)?;
         for path in inside.images {
             self.listing.push(directory, path.file_name().unwrap_or_default(), self.label)?;
         }
+        self.ignored.add_all(&inside.ignored);
+        self.depth += 1;
         inside.directories.iter().try_for_each(|path| self.enter(path))?;
-        self.above.pop();
+        self.depth -= 1;
         Ok(())
     }
 }
@@ -131,6 +157,8 @@ impl Walk<'_> {
 pub(super) struct Entries {
     pub directories: Vec<PathBuf>,
     pub images: Vec<PathBuf>,
+    /// Files that are no images.
+    pub ignored: IgnoredFiles,
 }
 
 pub(super) fn entries(directory: &Path) -> Result<Entries, ReadError> {
@@ -149,6 +177,8 @@ pub(super) fn entries(directory: &Path) -> Result<Entries, ReadError> {
             found.directories.push(path);
         } else if is_image_name(&path) {
             found.images.push(path);
+        } else {
+            found.ignored.add(&path);
         }
     }
     found.directories.sort_unstable();

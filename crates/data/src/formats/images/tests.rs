@@ -49,7 +49,6 @@ fn texts(names: &[&str]) -> Vec<String> {
 fn folders_are_classes_in_the_order_of_their_names() {
     let names = ["dog/1.png", "dog/deep/2.JPG", "cat/3.jpeg", "cat/.hidden.png", "cat/notes.txt", ".git/x.png"];
     let directory = folder(&names);
-    fs::create_dir(directory.path().join("empty")).unwrap();
     assert!(sniff(directory.path(), b""));
     let reader = open_paths(&[directory.path()]).unwrap();
     assert_eq!(classes(&*reader), (texts(&["cat", "dog"]), vec![0, 1, 1]));
@@ -118,14 +117,61 @@ fn circles_of_links_end() {
     let path = |name: &str| directory.path().join(name);
     symlink(directory.path(), path("a/up")).unwrap();
     symlink("self", path("a/self")).unwrap();
-    symlink(path("b"), path("a/other")).unwrap();
     symlink("nowhere", path("b/broken.png")).unwrap();
     let reader = open_paths(&[directory.path()]).unwrap();
-    // a/1, a/other/2 and a/other/broken; b/2 and b/broken. By a/up nothing of b gets the label of a.
-    assert_eq!(reader.len(), 5);
+    // a/1, b/2 and b/broken. By a/up nothing of b gets the label of a.
+    assert_eq!(reader.len(), 3);
     let mut record = Record::new();
-    let broken = (0..5).filter(|at| reader.read(*at, &mut record).is_err()).count();
-    assert_eq!(broken, 2);
+    assert_eq!((0..3).filter(|at| reader.read(*at, &mut record).is_err()).count(), 1);
+    // An image cannot be of two classes.
+    symlink(path("b"), path("a/other")).unwrap();
+    let error = open_paths(&[directory.path()]).unwrap_err().to_string();
+    assert!(error.contains("b: this folder is") && error.contains("a/other, of another class"), "{error}");
+}
+
+#[test]
+fn a_folder_that_several_links_lead_to_is_read_once() {
+    let directory = folder(&["a/1.png", "a/2.png", "b/1.png", "store/3.png"]);
+    let (path, root) = (|name: &str| directory.path().join(name), directory.path().join("classes"));
+    fs::create_dir(&root).unwrap();
+    symlink(path("a"), root.join("a")).unwrap();
+    symlink(path("b"), root.join("b")).unwrap();
+    symlink(path("store"), path("a/first")).unwrap();
+    symlink(path("store"), path("a/second")).unwrap();
+    symlink(&root, path("b/up")).unwrap();
+    let reader = open_paths(&[&root]).unwrap();
+    assert_eq!(classes(&*reader), (texts(&["a", "b"]), vec![0, 0, 0, 1]));
+    assert_eq!(reader.notes(), ["left out: folders that links lead to a second time"]);
+}
+
+#[test]
+fn a_class_without_an_image_is_refused_and_other_files_are_counted() {
+    let directory = folder(&["cat/1.png", "dog/1.png", "dog/2.txt", "dog/3.txt", "cat/deep/4.json", "README.md"]);
+    let path = |name: &str| directory.path().join(name);
+    let reader = open_paths(&[directory.path()]).unwrap();
+    let root = directory.path().display();
+    assert_eq!(reader.notes(), [format!("left out: 4 files (.txt 2, .json 1, .md 1) in {root}: not images")]);
+    fs::create_dir(path("owl")).unwrap();
+    let refused = || open_paths(&[directory.path()]).unwrap_err().to_string();
+    assert!(refused().contains("owl: the folder of a class is empty"), "{}", refused());
+    fs::write(path("owl/1.tiff"), b"II*\0").unwrap();
+    fs::write(path("owl/2.tiff"), b"II*\0").unwrap();
+    assert!(
+        refused().contains("owl: the folder of a class has no image that is read, but 2 files (.tiff 2)"),
+        "{}",
+        refused()
+    );
+    assert!(refused().contains("hint: convert them, with `mogrify -format png`"), "{}", refused());
+    fs::remove_dir_all(path("owl")).unwrap();
+    fs::create_dir(path("owl")).unwrap();
+    for (name, from) in [("1.webp", "lossless.webp"), ("2.gif", "palette.gif")] {
+        fs::copy(image_file().with_file_name(from), path("owl").join(name)).unwrap();
+    }
+    let reader = open_paths(&[directory.path()]).unwrap();
+    assert_eq!(
+        (reader.len(), reader.columns()[1].kind.clone()),
+        (4, RecordKind::Class { names: texts(&["cat", "dog", "owl"]).into() })
+    );
 }
 
 #[test]
@@ -174,7 +220,9 @@ fn labels_of_a_flat_folder_come_from_a_file() {
         assert!(error.contains("has a `labels.csv` that names no image"), "{error}");
     }
     // Images without a label are left out.
-    assert_eq!(labelled("a,b\n2.png,x\n").unwrap().len(), 1);
+    let one = labelled("a,b\n2.png,x\n").unwrap();
+    let note = format!("left out: 2 images in {} that labels.csv does not name", directory.path().display());
+    assert_eq!((one.len(), one.notes()), (1, vec![note]));
     assert!(labelled("a,b\n").is_err());
     fs::write(directory.path().join("labels.csv"), b"a,b\n1.png,\xff\n").unwrap();
     assert!(open_paths(&[directory.path()]).unwrap_err().to_string().contains("UTF-8"));

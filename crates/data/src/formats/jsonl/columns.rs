@@ -1,5 +1,6 @@
 //! What the values of a key are, over all lines, and reading them as that.
 
+use crate::formats::json;
 use crate::record::{Record, RecordKind};
 use kolo_graph::types::DIMS_MAX;
 use serde_json::{Map, Value};
@@ -29,7 +30,7 @@ pub(super) fn note(keys: &mut BTreeMap<String, KeyScan>, object: &Map<String, Va
         let Some(scan) = keys.get_mut(key).filter(|scan| scan.text.is_none()) else { continue };
         let shape = shape_of(value);
         match (value, shape) {
-            (Value::Null, _) => {}
+            (value, _) if json::is_missing(value) => {}
             (value, Some(shape)) => {
                 scan.shape.get_or_insert(shape);
                 scan.real |= !is_whole(value);
@@ -96,6 +97,7 @@ fn shape_of(value: &Value) -> Option<Vec<usize>> {
 fn has_shape(value: &Value, shape: &[usize]) -> bool {
     match (value, shape) {
         (Value::Bool(_) | Value::Number(_), []) => true,
+        (Value::String(_), []) => json::not_finite(value).is_some(),
         (Value::Array(values), [len, inner @ ..]) => {
             values.len() == *len && values.iter().all(|value| has_shape(value, inner))
         }
@@ -105,15 +107,15 @@ fn has_shape(value: &Value, shape: &[usize]) -> bool {
 
 fn text_of(value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
+        Value::String(text) if json::not_finite(value).is_none() => text.clone(),
+        other => json::text_of(other),
     }
 }
 
 /// Writes a value as the column has it, or says what is wrong with it.
 pub(super) fn read_value(value: Value, kind: &RecordKind, column: usize, record: &mut Record) -> Result<(), String> {
     match (value, kind) {
-        (Value::Null, _) => record.missing(column),
+        (value, _) if json::is_missing(&value) => record.missing(column),
         (value, RecordKind::Text) => record.text(column).push_str(&text_of(&value)),
         (value, RecordKind::Int { shape, .. } | RecordKind::Real { shape }) => {
             if !has_shape(&value, shape) {
@@ -143,7 +145,7 @@ fn push_ints(value: &Value, out: &mut Vec<i64>) -> Result<(), String> {
     match value {
         Value::Array(values) => values.iter().try_for_each(|value| push_ints(value, out)),
         value => {
-            out.push(whole(value).ok_or_else(|| format!("has {value}, which is not a whole number"))?);
+            out.push(whole(value).ok_or_else(|| format!("has {}, which is not a whole number", text_of(value)))?);
             Ok(())
         }
     }
@@ -152,6 +154,10 @@ fn push_ints(value: &Value, out: &mut Vec<i64>) -> Result<(), String> {
 fn push_reals(value: &Value, out: &mut Vec<f32>) -> Result<(), String> {
     match value {
         Value::Array(values) => values.iter().try_for_each(|value| push_reals(value, out)),
+        value if json::not_finite(value).is_some() => {
+            out.extend(json::not_finite(value));
+            Ok(())
+        }
         value => {
             let number = value.as_f64().or(whole(value).map(|whole| whole as f64)).unwrap_or(f64::NAN) as f32;
             if !number.is_finite() {

@@ -51,6 +51,45 @@ fn a_byte_order_mark_is_no_part_of_a_line() {
     assert!(sniff(Path::new("a"), bytes));
 }
 
+/// Python's `json` writes numbers so that JSON does not know.
+#[test]
+fn numbers_that_are_not_finite_are_read_as_python_writes_them() {
+    let bytes = b"{\"n\": 1, \"x\": NaN, \"row\": [1, NaN], \"name\": \"NaN\", \"big\": Infinity}\n\
+        {\"n\": NaN, \"x\": 2.5, \"row\": [-Infinity, 2], \"name\": NaN, \"big\": -Infinity}\n\
+        {\"n\": 3, \"x\": nan}\n{\"n\": [NaN, }\n";
+    let (dir, random) = open_bytes(&FORMAT, bytes, &[]);
+    for reader in [random, crate::formats::testing::open_stream(&dir.path().join("file.jsonl"), &[])] {
+        let reader = reader.unwrap();
+        let kinds: Vec<_> = reader.columns().iter().map(|column| column.kind.clone()).collect();
+        let (real, int) = (RecordKind::Real { shape: vec![] }, RecordKind::Int { shape: vec![], classes: None });
+        assert_eq!(kinds, [real.clone(), int, RecordKind::Text, RecordKind::Real { shape: vec![2] }, real]);
+        let values = |at| {
+            let record = read(&*reader, at);
+            (0..5).map(|column| record.value(column).clone()).collect::<Vec<_>>()
+        };
+        let (first, second) = (values(0), values(1));
+        assert_eq!(
+            first[..3],
+            [RecordValue::Reals(vec![f32::INFINITY]), RecordValue::Ints(vec![1]), RecordValue::Text("NaN".into())]
+        );
+        let RecordValue::Reals(row) = &first[3] else { panic!("{first:?}") };
+        assert!(row[0] == 1.0 && row[1].is_nan());
+        assert_eq!(first[4], RecordValue::Missing);
+        let reals = |values: &[f32]| RecordValue::Reals(values.into());
+        let none = RecordValue::Missing;
+        assert_eq!(
+            second,
+            [reals(&[f32::NEG_INFINITY]), none.clone(), none, reals(&[f32::NEG_INFINITY, 2.0]), reals(&[2.5])]
+        );
+        let error = |at| reader.read(at, &mut Record::new()).unwrap_err();
+        let start = |line: usize| {
+            bytes.split(|byte| *byte == b'\n').take(line - 1).map(|line| line.len() as u64 + 1).sum::<u64>()
+        };
+        assert_eq!(error(2).offset, Some(start(3) + 15), "{}", error(2));
+        assert_eq!(error(3).offset, Some(start(4) + 12), "{}", error(3));
+    }
+}
+
 #[test]
 fn bad_lines_are_errors_of_their_own() {
     let bytes = b"{\"x\": [1, 2]}\n\n{\"x\": [1}\n[1]\n{\"x\": [1]}\n{\"x\": [1, -2]}";

@@ -3,12 +3,12 @@
 use super::tree::Entry;
 use crate::error::ReadError;
 use crate::files::Contents;
+use crate::image;
 
 /// Columns that keys may name; where they name more, a dot or a dash is a part of the key.
 const COLUMNS_MAX: usize = 16;
 const NAME_CHARS_MAX: usize = 32;
 /// Endings of images, whichever a record has, are this column.
-const IMAGES: [&[u8]; 3] = [b"jpg", b"jpeg", b"png"];
 const IMAGE: &str = "image";
 /// The column of keys that name none.
 pub(super) const PLAIN: &str = "value";
@@ -55,7 +55,7 @@ fn split(key: &[u8]) -> (&[u8], &[u8]) {
     if let Some(dot) = key.iter().rposition(|byte| *byte == b'.') {
         let (record, name) = (&key[..dot], &key[dot + 1..]);
         if is_name(name) && !record.is_empty() {
-            let is_image = IMAGES.iter().any(|ending| name.eq_ignore_ascii_case(ending));
+            let is_image = image::ENDINGS.iter().any(|ending| name.eq_ignore_ascii_case(ending.as_bytes()));
             return (if is_image { IMAGE.as_bytes() } else { name }, record);
         }
     }

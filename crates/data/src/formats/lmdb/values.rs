@@ -3,6 +3,7 @@
 
 use super::keys::PLAIN;
 use crate::formats::webdataset::columns::{Part, part};
+use crate::image::is_image;
 use crate::record::{RecordColumn, UnreadColumn};
 
 /// Names of columns whose texts are whole numbers, if the first ones are.
@@ -14,10 +15,6 @@ const BAD_TEXTS: usize = 8;
 /// Whether this is what Python's `pickle` writes, of its second protocol or a later one.
 fn is_pickled(bytes: &[u8]) -> bool {
     matches!(bytes, [0x80, 2..=5, .., b'.'])
-}
-
-fn is_image(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"\x89PNG\r\n\x1a\n") || bytes.starts_with(&[0xFF, 0xD8, 0xFF])
 }
 
 /// Whether at most one of so many values is something else.

@@ -160,6 +160,51 @@ fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     [&b"\x93NUMPY\x01\x00"[..], &(header.len() as u16).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
+/// Every member is read, so that many that share their bytes would take as long as a large archive.
+#[test]
+fn members_that_share_bytes_are_refused() {
+    let array = npy("<f4", "(2,)", &[0; 8]);
+    let archive = zipped(&[("x.npy", 0, array.clone()), ("y.npy", 0, array.clone())]);
+    let (_dir, reader) = open_bytes(&ARCHIVE, &archive, &[]);
+    assert_eq!(reader.unwrap().columns().len(), 2);
+    let list = archive.windows(4).position(|bytes| bytes == b"PK\x01\x02").unwrap();
+    let second = list + 1 + archive[list + 1..].windows(4).position(|bytes| bytes == b"PK\x01\x02").unwrap();
+    // Both entries of the list name the first member; or the second begins within it.
+    for inside in [false, true] {
+        let mut shared = archive.clone();
+        let mut offset = 0_u32;
+        if inside {
+            offset = 40;
+            let header = archive[..35].to_vec();
+            shared[40..75].copy_from_slice(&header);
+            // Its checksum is wrong then, but nothing of it is read.
+        }
+        shared[second + 42..second + 46].copy_from_slice(&offset.to_le_bytes());
+        let error = read_error(open_bytes(&ARCHIVE, &shared, &[("arrays", text("y, x"))]).1);
+        let expected = ["has bytes of member", "has a wrong checksum"];
+        assert!(expected.iter().any(|expected| error.message.contains(expected)), "{error}");
+        assert!(inside || error.message.contains("member \"x.npy\" has bytes of member \"y.npy\""), "{error}");
+    }
+}
+
+#[test]
+fn what_members_unpack_to_lies_in_one_file() {
+    use std::os::fd::AsRawFd;
+    let path = file("npz_deflated.npz");
+    let archive = DataFile::at(&path).unwrap().contents(&crate::formats::testing::settings(&[])).unwrap();
+    let mut opened = OpenedMembers::new(1 << 20);
+    let members = zip::members(&archive).unwrap();
+    let contents: Vec<_> = members.iter().map(|member| member.open(&archive, &mut opened).unwrap()).collect();
+    assert!(contents.len() > 1);
+    let mut end = 0;
+    for (contents_here, (start, bytes)) in &contents {
+        assert_eq!(contents_here.file().as_raw_fd(), contents[0].0.file().as_raw_fd());
+        assert_ne!(contents_here.file().as_raw_fd(), archive.file().as_raw_fd());
+        assert_eq!(*start, end);
+        end += bytes;
+    }
+}
+
 #[test]
 fn arrays_that_are_not_read_matter_only_where_they_are_named() {
     let members = [
@@ -174,6 +219,7 @@ fn arrays_that_are_not_read_matter_only_where_they_are_named() {
     let (_dir, reader) = open_bytes(&ARCHIVE, &archive, &[]);
     let reader = reader.unwrap();
     assert_eq!((reader.columns().len(), reader.len()), (1, 2));
+    assert!(reader.notes()[0].starts_with("left out: 1 file (.txt 1) in "), "{:?}", reader.notes());
     let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
     let expected = [("words", "<U1"), ("rate", "f32 []"), ("none", "f32 [3, 0]"), ("packed", "compressed with bzip2")];
     assert_eq!(unread, expected);

@@ -6,7 +6,10 @@ use crate::error::ReadError;
 use crate::files::Contents;
 use flate2::read::DeflateDecoder;
 use kolo_base::ByteReader;
-use std::io::{Read, Write};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
 
 const END: &[u8] = b"PK\x05\x06";
 const END_BYTES: usize = 22;
@@ -147,10 +150,10 @@ impl Member {
         Ok((start, self.packed_bytes))
     }
 
-    /// Contents with this member, and its range in them. What it unpacks to is taken from the bytes that are `left` for all.
-    /// The checksum is checked.
-    pub fn open(&self, archive: &Contents, left: &mut u64) -> Result<(Contents, (u64, u64)), Unreadable> {
-        let (start, _) = self.place(archive)?;
+    /// Contents with this member, and its range in them. The checksum is checked.
+    pub fn open(&self, archive: &Contents, opened: &mut OpenedMembers) -> Result<(Contents, (u64, u64)), Unreadable> {
+        let (start, packed_bytes) = self.place(archive)?;
+        opened.take(self, start + packed_bytes, archive)?;
         let unread = |kind: String| {
             let message = format!("member \"{}\" is {kind}, which kolo does not read", self.name);
             let hint = "write the archive with `numpy.savez` or `numpy.savez_compressed`";
@@ -167,8 +170,9 @@ impl Member {
                 Err(archive.damaged(self.offset, message).into())
             }
             8 => {
-                let unpacked = self.unpack(archive, start, left)?;
-                Ok((unpacked, (0, self.bytes)))
+                let begin = opened.unpacked_bytes;
+                let unpacked = self.unpack(archive, start, opened)?;
+                Ok((unpacked, (begin, self.bytes)))
             }
             9 => Err(unread("compressed with deflate64".into())),
             12 => Err(unread("compressed with bzip2".into())),
@@ -195,18 +199,18 @@ impl Member {
         }
     }
 
-    fn unpack(&self, archive: &Contents, start: u64, left: &mut u64) -> Result<Contents, ReadError> {
+    fn unpack(&self, archive: &Contents, start: u64, opened: &mut OpenedMembers) -> Result<Contents, ReadError> {
         let damaged = |message: String| archive.damaged(start, format!("member \"{}\" {message}", self.name));
-        if self.bytes > *left {
+        let left = opened.unpacked_max - opened.unpacked_bytes;
+        if self.bytes > left {
             let message = format!("member \"{}\" unpacks to {} bytes, but only {left} are left", self.name, self.bytes);
             let hint = "check the file, or raise `data.unpacked_max`";
             return Err(ReadError::new(message, hint).in_file(archive.path()).at(start));
         }
-        *left -= self.bytes;
         let packed = archive.stream_from(start).take(self.packed_bytes);
         let mut unpacking = DeflateDecoder::new(packed).take(self.bytes + 1);
         let failed = |error: std::io::Error| ReadError::io(archive.path(), &error).at(start);
-        let mut target = tempfile::tempfile().map_err(failed)?;
+        let target = opened.target().map_err(failed)?;
         let (mut crc, mut buffer, mut bytes) = (flate2::Crc::new(), vec![0; BLOCK_BYTES], 0);
         loop {
             let read = unpacking.read(&mut buffer).map_err(|error| damaged(format!("does not unpack: {error}")))?;
@@ -215,14 +219,51 @@ impl Member {
             }
             crc.update(&buffer[..read]);
             bytes += read as u64;
-            target.write_all(&buffer[..read]).map_err(failed)?;
+            (&*target).write_all(&buffer[..read]).map_err(failed)?;
         }
+        opened.unpacked_bytes += bytes;
         if bytes != self.bytes {
             return Err(damaged(format!("does not unpack to the {} bytes that it claims", self.bytes)));
         }
         if crc.sum() != self.crc {
             return Err(damaged("has a wrong checksum".into()));
         }
-        Contents::made(archive.path(), target)
+        Ok(Contents::part_of(archive.path(), target, opened.unpacked_bytes))
+    }
+}
+
+/// The members of an archive that were opened. What they unpack to lies in one file, as a process may have few open.
+#[derive(Debug)]
+pub struct OpenedMembers {
+    /// Where each begins and ends in the archive.
+    places: BTreeMap<u64, (u64, String)>,
+    unpacked: Option<Arc<File>>,
+    unpacked_bytes: u64,
+    unpacked_max: u64,
+}
+
+impl OpenedMembers {
+    /// None yet, and so many bytes for what all of them unpack to.
+    pub fn new(unpacked_max: u64) -> Self {
+        Self { places: BTreeMap::new(), unpacked: None, unpacked_bytes: 0, unpacked_max }
+    }
+
+    /// Refuses members that share bytes: then a small file would take as long as any large one, as every member is read.
+    fn take(&mut self, member: &Member, end: u64, archive: &Contents) -> Result<(), ReadError> {
+        let before = self.places.range(..=member.offset).next_back().filter(|(_, (end, _))| *end > member.offset);
+        let after = self.places.range(member.offset..).next().filter(|(start, _)| **start < end);
+        if let Some((_, (_, other))) = before.or(after) {
+            let message = format!("member \"{}\" has bytes of member \"{other}\"", member.name);
+            return Err(archive.damaged(member.offset, message));
+        }
+        self.places.insert(member.offset, (end, member.name.clone()));
+        Ok(())
+    }
+
+    fn target(&mut self) -> io::Result<Arc<File>> {
+        if self.unpacked.is_none() {
+            self.unpacked = Some(Arc::new(tempfile::tempfile()?));
+        }
+        self.unpacked.clone().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }

@@ -205,7 +205,7 @@ fn reader(files: Vec<ArrowFile>, mut columns: TableColumns, budget: usize) -> Re
         }
     }
     look_at_first(&files, &mut columns)?;
-    let (records, unread) = (columns.records.clone(), columns.unread.clone());
+    let (records, unread, index) = (columns.records.clone(), columns.unread.clone(), columns.index.clone());
     let decoder = Batches { files, units, columns };
-    Ok(TableReader { units: Units::new(Box::new(decoder), records, &unit_rows, budget), unread })
+    Ok(TableReader { units: Units::new(Box::new(decoder), records, &unit_rows, budget), unread, index })
 }

@@ -3,9 +3,10 @@
 use super::table::{Column, Kind, Schema, Values};
 use super::values::{self, Numbers};
 use crate::error::ReadError;
+use crate::image::is_image;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue, UnreadColumn};
 use crate::units::NumberColumn;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -43,6 +44,8 @@ pub(super) struct TableColumns {
     pub columns: Vec<TableColumn>,
     pub records: Vec<RecordColumn>,
     pub unread: Vec<UnreadColumn>,
+    /// Which of the records' columns number or name the rows.
+    pub index: Vec<bool>,
 }
 
 fn content(kind: &Kind) -> Option<Content> {
@@ -69,7 +72,8 @@ impl TableColumns {
     /// The columns of a file.
     pub fn of_schema(schema: &Schema) -> Self {
         let classes = class_names(&schema.metadata);
-        let mut all = Self { columns: Vec::new(), records: Vec::new(), unread: Vec::new() };
+        let index_names = index_names(&schema.metadata);
+        let mut all = Self { columns: Vec::new(), records: Vec::new(), unread: Vec::new(), index: Vec::new() };
         for (index, field) in schema.fields.iter().enumerate() {
             let Some(content) = content(&field.kind) else {
                 all.unread.push(UnreadColumn { name: field.name.clone(), kind: values::short(&field.kind) });
@@ -89,6 +93,7 @@ impl TableColumns {
             let is_known = !matches!(content, Content::Lists(_) | Content::Bytes);
             all.columns.push(TableColumn { index, content, is_known });
             all.records.push(RecordColumn { name: field.name.clone(), kind });
+            all.index.push(index_names.contains(&field.name) || is_index_name(&field.name));
         }
         all
     }
@@ -228,11 +233,6 @@ impl TableColumns {
     }
 }
 
-/// Whether these are the first bytes of a PNG or JPEG file.
-pub(crate) fn is_image(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"\x89PNG\r\n\x1a\n") || bytes.starts_with(&[0xFF, 0xD8, 0xFF])
-}
-
 /// The names of classes that Hugging Face's `datasets` keeps in the schema's metadata, by column.
 fn class_names(metadata: &HashMap<String, String>) -> HashMap<String, Arc<[String]>> {
     let parsed = metadata.get("huggingface").and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
@@ -242,6 +242,20 @@ fn class_names(metadata: &HashMap<String, String>) -> HashMap<String, Arc<[Strin
         feature["names"].as_array()?.iter().map(|name| name.as_str().map(String::from)).collect()
     };
     features.into_iter().flatten().filter_map(|(column, feature)| Some((column.clone(), names(feature)?))).collect()
+}
+
+/// The columns of a DataFrame's index, as pandas names them in the schema's metadata.
+fn index_names(metadata: &HashMap<String, String>) -> BTreeSet<String> {
+    let parsed = metadata.get("pandas").and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
+    let names = parsed.as_ref().and_then(|value| value["index_columns"].as_array());
+    // An index of numbers that follow one another is an object with its range, and no column.
+    names.into_iter().flatten().filter_map(|name| name.as_str().map(String::from)).collect()
+}
+
+/// What pandas calls an index without a name: other programs keep the column and lose the metadata.
+fn is_index_name(name: &str) -> bool {
+    let level = name.strip_prefix("__index_level_").and_then(|rest| rest.strip_suffix("__"));
+    level.is_some_and(|level| !level.is_empty() && level.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// An error of a decoder in the words of this crate.

@@ -12,10 +12,38 @@ pub(super) enum Column {
         is_text: bool,
         is_image: bool,
     },
-    Floats(usize),
-    Ints(usize),
+    Floats(Dims),
+    Ints(Dims),
     /// No column, for what is said here.
     Uneven(&'static str),
+}
+
+/// How many numbers a value has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Dims {
+    /// Of a sequence.
+    steps: Option<usize>,
+    /// Of each step, or of the value if it is no sequence.
+    numbers: usize,
+}
+
+impl Dims {
+    fn list(numbers: usize) -> Self {
+        Self { steps: None, numbers }
+    }
+
+    /// What is one number has no dims, and steps of one number have one.
+    fn shape(self) -> Vec<usize> {
+        let numbers = Some(self.numbers).filter(|numbers| *numbers != 1);
+        self.steps.into_iter().chain(numbers).collect()
+    }
+
+    fn described(self) -> String {
+        match self.steps {
+            None => format!("{} values", self.numbers),
+            Some(steps) => format!("{steps} steps of {} values", self.numbers),
+        }
+    }
 }
 
 /// One column of the records.
@@ -60,15 +88,14 @@ impl Found {
 
     /// The columns and how they are read, sorted by name, and the features that are none.
     pub fn columns(self) -> (Vec<RecordColumn>, Vec<Feature>, Vec<UnreadColumn>) {
-        let shape = |count: usize| if count == 1 { vec![] } else { vec![count] };
         let (mut columns, mut features, mut unread) = (Vec::new(), Vec::new(), Vec::new());
         for feature in self.features {
             let kind = match feature.column {
                 Column::Bytes { is_image: true, .. } => RecordKind::Image,
                 Column::Bytes { is_text: true, .. } => RecordKind::Text,
                 Column::Bytes { .. } => RecordKind::Bytes,
-                Column::Floats(count) => RecordKind::Real { shape: shape(count) },
-                Column::Ints(count) => RecordKind::Int { shape: shape(count), classes: None },
+                Column::Floats(dims) => RecordKind::Real { shape: dims.shape() },
+                Column::Ints(dims) => RecordKind::Int { shape: dims.shape(), classes: None },
                 Column::Uneven(kind) => {
                     unread.push(UnreadColumn { name: feature.name, kind: kind.into() });
                     continue;
@@ -105,14 +132,31 @@ fn column(list: FeatureList<'_>) -> Result<Option<Column>, Malformed> {
         FeatureList::Floats(bytes) => {
             let mut values = Vec::new();
             example::floats_of(bytes, &mut values)?;
-            (!values.is_empty()).then_some(Column::Floats(values.len()))
+            (!values.is_empty()).then_some(Column::Floats(Dims::list(values.len())))
         }
         FeatureList::Ints(bytes) => {
             let mut values = Vec::new();
             example::ints_of(bytes, &mut values)?;
-            (!values.is_empty()).then_some(Column::Ints(values.len()))
+            (!values.is_empty()).then_some(Column::Ints(Dims::list(values.len())))
         }
+        FeatureList::Steps(bytes) => sequence(bytes)?,
     })
+}
+
+/// What the steps of this sequence hold; nothing if there is none.
+fn sequence(bytes: &[u8]) -> Result<Option<Column>, Malformed> {
+    let (mut step, mut steps) = (None, 0);
+    example::steps_of(bytes, |list| {
+        let held = column(list)?.unwrap_or(Column::Uneven(OTHER_LENGTHS));
+        (step, steps) = (Some(step.map_or(held, |step: Column| step.with(held))), steps + 1);
+        Ok(())
+    })?;
+    Ok(step.map(|step| match step {
+        Column::Floats(dims) => Column::Floats(Dims { steps: Some(steps), ..dims }),
+        Column::Ints(dims) => Column::Ints(Dims { steps: Some(steps), ..dims }),
+        Column::Bytes { .. } => Column::Uneven(SEVERAL_BYTES),
+        Column::Uneven(what) => Column::Uneven(what),
+    }))
 }
 
 /// The last value of a list of bytes, and how many there are.
@@ -160,6 +204,25 @@ impl Values {
     }
 }
 
+/// Reads the steps of a sequence, of which `read` says how many numbers each has. Where they differ from those that are wanted,
+/// the first that does counts.
+fn read_steps<'r>(
+    bytes: &'r [u8],
+    wanted: Dims,
+    mut read: impl FnMut(FeatureList<'r>) -> Result<Option<usize>, Malformed>,
+) -> Result<Dims, Malformed> {
+    let mut found = Dims { steps: Some(0), numbers: wanted.numbers };
+    example::steps_of(bytes, |step| {
+        let numbers = read(step)?.unwrap_or(0);
+        found.steps = found.steps.map(|steps| steps + 1);
+        if found.numbers == wanted.numbers {
+            found.numbers = numbers;
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 impl Feature {
     /// Reads the values into column `at`. An error is about the record as a whole.
     pub fn read(&self, list: FeatureList<'_>, at: usize, record: &mut Record) -> Result<Values, Malformed> {
@@ -167,24 +230,46 @@ impl Feature {
             (FeatureList::Empty, _) => return Ok(Values::Missing),
             (FeatureList::Bytes(bytes), Column::Bytes { is_text, is_image }) => match single(bytes)? {
                 (value, 1) => return Ok(self.read_bytes(value, is_text && !is_image, at, record)),
-                (_, count) => (count, 1),
+                (_, count) => (Dims::list(count), Dims::list(1)),
             },
-            (FeatureList::Floats(bytes), Column::Floats(wanted)) => {
+            (FeatureList::Floats(bytes), Column::Floats(wanted @ Dims { steps: None, .. })) => {
                 let values = record.reals(at);
                 example::floats_of(bytes, values)?;
-                (values.len(), wanted)
+                (Dims::list(values.len()), wanted)
             }
-            (FeatureList::Ints(bytes), Column::Ints(wanted)) => {
+            (FeatureList::Ints(bytes), Column::Ints(wanted @ Dims { steps: None, .. })) => {
                 let values = record.ints(at);
                 example::ints_of(bytes, values)?;
-                (values.len(), wanted)
+                (Dims::list(values.len()), wanted)
+            }
+            (FeatureList::Steps(bytes), Column::Floats(wanted @ Dims { steps: Some(_), .. })) => {
+                let values = record.reals(at);
+                let found = read_steps(bytes, wanted, |step| match step {
+                    FeatureList::Floats(list) => {
+                        let before = values.len();
+                        example::floats_of(list, values).map(|()| Some(values.len() - before))
+                    }
+                    _ => Ok(None),
+                })?;
+                (found, wanted)
+            }
+            (FeatureList::Steps(bytes), Column::Ints(wanted @ Dims { steps: Some(_), .. })) => {
+                let values = record.ints(at);
+                let found = read_steps(bytes, wanted, |step| match step {
+                    FeatureList::Ints(list) => {
+                        let before = values.len();
+                        example::ints_of(list, values).map(|()| Some(values.len() - before))
+                    }
+                    _ => Ok(None),
+                })?;
+                (found, wanted)
             }
             _ => return Ok(self.wrong("has another type than in the first records")),
         };
         Ok(match found {
-            0 => Values::Missing,
+            Dims { steps: None, numbers: 0 } | Dims { steps: Some(0), .. } => Values::Missing,
             found if found == wanted => Values::Read,
-            found => self.wrong(&format!("has {found} values instead of {wanted}")),
+            found => self.wrong(&format!("has {} instead of {}", found.described(), wanted.described())),
         })
     }
 

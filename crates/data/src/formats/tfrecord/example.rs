@@ -1,4 +1,5 @@
-//! The protocol buffer `tf.train.Example`: features by name, each a list of bytes, floats or whole numbers.
+//! The protocol buffer `tf.train.Example`: features by name, each a list of bytes, floats or whole numbers. And
+//! `tf.train.SequenceExample`, whose context is the same, with lists of features by name beside it: one per step.
 //!
 //! Only what is needed of the wire format, borrowed from the record: nothing is allocated but what the values take, which
 //! is bounded by the record's bytes.
@@ -14,6 +15,8 @@ pub(super) enum FeatureList<'r> {
     Bytes(&'r [u8]),
     Floats(&'r [u8]),
     Ints(&'r [u8]),
+    /// Of a sequence: the list of features, one per step.
+    Steps(&'r [u8]),
     /// A feature without any list.
     Empty,
 }
@@ -103,17 +106,25 @@ impl<'r> Message<'r> {
     }
 }
 
-/// Calls `found` with the name and the list of every feature of the example in `record`.
+/// The features of an example, or of the context of a sequence; and the lists of features of a sequence.
+const FEATURES: u64 = 1;
+const SEQUENCES: u64 = 2;
+
+/// Calls `found` with the name and the list of every feature of the example in `record`, and of every sequence in it.
 pub(super) fn features<'r>(
     record: &'r [u8],
     mut found: impl FnMut(&'r [u8], FeatureList<'r>) -> Parsed<()>,
 ) -> Parsed<()> {
-    Message { rest: record, after: 0 }.each(1, |features| {
+    let mut example = Message { rest: record, after: 0 };
+    while let Some((part, value)) = example.next()? {
+        let (FEATURES | SEQUENCES, Value::Bytes(features)) = (part, value) else { continue };
+        let features = Message { rest: features, after: example.rest.len() + example.after };
         features.each(1, |mut entry| {
             let (mut name, mut list) = (&[][..], FeatureList::Empty);
             while let Some((field, value)) = entry.next()? {
                 match (field, value) {
                     (1, Value::Bytes(bytes)) => name = bytes,
+                    (2, Value::Bytes(bytes)) if part == SEQUENCES => list = FeatureList::Steps(bytes),
                     (2, Value::Bytes(bytes)) => {
                         list = feature(Message { rest: bytes, after: entry.rest.len() + entry.after })?;
                     }
@@ -121,8 +132,14 @@ pub(super) fn features<'r>(
                 }
             }
             found(name, list)
-        })
-    })
+        })?;
+    }
+    Ok(())
+}
+
+/// Calls `found` with the list of every step of a sequence.
+pub(super) fn steps_of<'r>(steps: &'r [u8], mut found: impl FnMut(FeatureList<'r>) -> Parsed<()>) -> Parsed<()> {
+    Message { rest: steps, after: 0 }.each(1, |step| found(feature(step)?))
 }
 
 /// Of lists of several types the last counts, and of one type all, one behind the other: so are messages merged.

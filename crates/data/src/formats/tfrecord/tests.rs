@@ -258,7 +258,11 @@ fn lists_of_a_feature_are_merged() {
 
 /// A message in a field.
 fn wrap(tag: u8, inner: Vec<u8>) -> Vec<u8> {
-    [vec![tag, inner.len() as u8], inner].concat()
+    let length = match inner.len() {
+        len @ ..0x80 => vec![len as u8],
+        len => vec![0x80 | (len & 0x7f) as u8, (len >> 7) as u8],
+    };
+    [vec![tag], length, inner].concat()
 }
 
 /// `{"a": feature}`.
@@ -316,6 +320,62 @@ fn bad_records_at_the_start_are_errors_of_their_own() {
         let Err(OpenError::Read(error)) = reader else { panic!("{reader:?}") };
         assert!(error.message.contains("the checksum of a record") && error.offset == Some(12), "{error}");
     }
+}
+
+#[test]
+fn sequences_of_one_length_are_columns_and_others_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let entry =
+        |name: &str, value: Vec<u8>| wrap(0x0a, [wrap(0x0a, name.as_bytes().to_vec()), wrap(0x12, value)].concat());
+    let ints = |values: &[u8]| wrap(0x1a, wrap(0x0a, values.to_vec()));
+    let floats = |values: &[f32]| {
+        let packed: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        wrap(0x12, wrap(0x0a, packed))
+    };
+    let text = |text: &str| wrap(0x0a, wrap(0x0a, text.as_bytes().to_vec()));
+    let steps = |steps: Vec<Vec<u8>>| steps.into_iter().flat_map(|step| wrap(0x0a, step)).collect::<Vec<u8>>();
+    // The context, then the sequences.
+    let record = |label: u8, frames: usize, words: usize| {
+        let frames = (0..frames).map(|at| floats(&[at as f32, 0.5])).collect();
+        let tokens = vec![ints(&[label]), ints(&[7]), ints(&[9])];
+        let words = (0..words).map(|_| text("word")).collect();
+        let lists = [
+            entry("frames", steps(frames)),
+            entry("tokens", steps(tokens)),
+            entry("ragged", steps((0..usize::from(label)).map(|_| ints(&[1])).collect())),
+            entry("words", steps(words)),
+        ];
+        [wrap(0x0a, entry("label", ints(&[label]))), wrap(0x12, lists.concat())].concat()
+    };
+    let written = |records: &[Vec<u8>]| fs::write(&path, framed(records));
+    written(&[record(1, 2, 1), record(2, 2, 2), record(3, 2, 0)]).unwrap();
+    for reader in opened_both_ways(&path).map(Result::unwrap) {
+        let columns: Vec<_> = reader.columns().iter().map(|column| (&column.name[..], column.kind.clone())).collect();
+        let int = |shape: &[usize]| RecordKind::Int { shape: shape.to_vec(), classes: None };
+        let frames = RecordKind::Real { shape: vec![2, 2] };
+        assert_eq!(columns, [("frames", frames), ("label", int(&[])), ("tokens", int(&[3]))]);
+        let unread: Vec<_> = reader.unread().iter().map(|column| (&column.name[..], &column.kind[..])).collect();
+        assert_eq!(unread, [("ragged", "lists of different lengths"), ("words", "lists of texts or bytes")]);
+        let mut values = Record::new();
+        reader.read(1, &mut values).unwrap();
+        assert_eq!(values.value(0), &RecordValue::Reals(vec![0.0, 0.5, 1.0, 0.5]));
+        assert_eq!(values.value(1), &RecordValue::Ints(vec![2]));
+        assert_eq!(values.value(2), &RecordValue::Ints(vec![2, 7, 9]));
+    }
+    // Behind the records that the columns are told from, another length is an error of its record.
+    let mut records: Vec<_> = (0..LOOKED_AT).map(|_| record(1, 2, 0)).collect();
+    records.push(record(1, 3, 0));
+    written(&records).unwrap();
+    let reader = open_path(&path).unwrap();
+    let error = reader.read(LOOKED_AT, &mut Record::new()).unwrap_err();
+    assert!(error.message.contains("\"frames\" has 3 steps of 2 values instead of 2 steps of 2 values"), "{error}");
+    // An empty sequence is a missing value.
+    *records.last_mut().unwrap() = record(1, 0, 0);
+    written(&records).unwrap();
+    let (reader, mut values) = (open_path(&path).unwrap(), Record::new());
+    reader.read(LOOKED_AT, &mut values).unwrap();
+    assert_eq!(values.value(0), &RecordValue::Missing);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use super::npy::Array;
 use crate::error::shown;
+use crate::formats::json;
+use crate::image;
 use crate::record::{Record, RecordColumn, RecordKind, UnreadColumn, narrowed};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -37,7 +39,7 @@ enum JsonKind {
 }
 
 /// Endings of images that are the `image` of a sample, whichever of them it has.
-pub(super) const IMAGES: [&str; 3] = ["jpg", "jpeg", "png"];
+pub(super) const IMAGES: &[&str] = image::ENDINGS;
 const WHOLE_NUMBERS: [&str; 6] = ["cls", "cls2", "class", "count", "index", "inx"];
 const TEXTS: [&str; 3] = ["txt", "text", "transcript"];
 
@@ -148,9 +150,11 @@ fn array_kind(samples: &[Vec<u8>]) -> Option<(Vec<usize>, bool)> {
 fn json_keys(samples: &[Vec<u8>]) -> (Vec<JsonKey>, Vec<(String, &'static str)>) {
     let mut keys: BTreeMap<String, Result<JsonKind, &'static str>> = BTreeMap::new();
     for sample in samples {
-        let Ok(Value::Object(object)) = serde_json::from_slice(sample) else { continue };
+        let Ok(Value::Object(object)) = json::parse(sample) else { continue };
         for (name, value) in object {
             let kind = match value {
+                value if json::is_missing(&value) => continue,
+                value if json::not_finite(&value).is_some() => Ok(JsonKind::Real),
                 Value::Null => continue,
                 Value::Bool(_) => Ok(JsonKind::Int),
                 Value::Number(number) if number.as_i64().is_some() => Ok(JsonKind::Int),
@@ -201,10 +205,10 @@ impl Part {
                 found(*column);
             }
             Self::Json(keys) => {
-                let parsed = serde_json::from_slice(bytes).map_err(|error| format!("this is not JSON: {error}"))?;
+                let parsed = json::parse(bytes).map_err(|wrong| format!("this is not JSON: {}", wrong.error))?;
                 let Value::Object(object) = parsed else { return Err("this is not a JSON object".into()) };
                 for key in keys {
-                    if let Some(value) = object.get(&key.key).filter(|value| !value.is_null()) {
+                    if let Some(value) = object.get(&key.key).filter(|value| !json::is_missing(value)) {
                         read_json(key, value, record)?;
                         found(key.column);
                     }
@@ -230,6 +234,12 @@ fn read_array(bytes: &[u8], column: usize, kind: (&[usize], bool), record: &mut 
 
 fn read_json(key: &JsonKey, value: &Value, record: &mut Record) -> Result<(), String> {
     match (key.kind, value) {
+        (JsonKind::Real, value) if json::not_finite(value).is_some() => {
+            record.reals(key.column).extend(json::not_finite(value));
+        }
+        (JsonKind::Text, value) if json::not_finite(value).is_some() => {
+            record.text(key.column).push_str(&json::text_of(value))
+        }
         (JsonKind::Text, Value::String(text)) => record.text(key.column).push_str(text),
         (JsonKind::Int, Value::Bool(value)) => record.ints(key.column).push(i64::from(*value)),
         (JsonKind::Real, Value::Bool(value)) => record.reals(key.column).push(f32::from(*value)),

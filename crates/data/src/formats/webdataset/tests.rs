@@ -85,7 +85,7 @@ fn shards_of_the_webdataset_library_are_read() {
     check(&*open(&[whole], &settings()).unwrap(), &[0, 1, 2, 3, 4, 5, 6]);
     let range = directory.path().join("a-{000000..000001}.tar");
     let listed = crate::files::list(range.to_str().unwrap(), &settings(), "source").unwrap();
-    assert_eq!(listed, files);
+    assert_eq!(listed.files, files);
     let absent = directory.path().join("a-{000000..000002}.tar");
     let error = crate::files::list(absent.to_str().unwrap(), &settings(), "source").unwrap_err().to_string();
     assert!(error.contains("a-000002.tar\", but there is no such file"), "{error}");
