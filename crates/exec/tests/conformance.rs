@@ -14,6 +14,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 mod derivatives;
 #[path = "conformance/fuzz.rs"]
 mod fuzz;
+#[path = "conformance/pairs.rs"]
+mod pairs;
 #[path = "conformance/specials.rs"]
 mod specials;
 #[path = "conformance/splits.rs"]
