@@ -40,6 +40,7 @@ mod planned_step;
 mod predict;
 mod progress;
 mod published;
+mod resume;
 mod saved;
 mod selftest;
 mod selftest_nccl;

@@ -540,13 +540,46 @@ fn an_interrupt_ends_the_run_in_order() {
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    assert_eq!(status.code(), Some(0));
+    assert_eq!(status.code(), Some(130));
     let report = json_at(&dir.path().join("report.json"));
     assert_eq!(report["ended"], "interrupted");
     assert!(report["steps"].as_u64().unwrap() > 0);
     assert!(report["loss"].is_number());
     let text = std::fs::read_to_string(&metrics).unwrap();
     assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+}
+
+/// A job that says nothing of checkpoints, and a command that names no directory.
+#[test]
+fn an_interrupted_run_says_how_to_go_on() {
+    const STEPS: &str = "train.steps=6000";
+    let job = example("playground");
+    for workers in ["1", "2"] {
+        let dir = tempdir();
+        let words = ["train", &job, "--threads", "1", "-n", workers, "--set", STEPS, "--set", "train.log_every=1"];
+        let child =
+            Command::new(KOLO).current_dir(dir.path()).args(words).stdout(Stdio::piped()).spawn().expect("the binary");
+        let metrics = dir.path().join("runs/playground-1/metrics.jsonl");
+        let begin = Instant::now();
+        while std::fs::metadata(&metrics).map_or(0, |file| file.len()) == 0 && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().expect("a shell");
+        assert!(kill.success());
+        let output = child.wait_with_output().expect("a child");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(143), "{text}");
+        let told = "checkpoints in runs/playground-1: every 10 minutes, after each epoch that takes 60 s or more, \
+                    and at the end; the newest 2 are kept";
+        assert!(text.lines().take(3).any(|line| line == told), "{text}");
+        let command = text.lines().find_map(|line| line.strip_prefix("go on with: ")).expect("a command");
+        let resumed = Command::new("sh").current_dir(dir.path()).args(["-c", command]).output().expect("a shell");
+        assert!(resumed.status.success(), "{command}: {}", String::from_utf8_lossy(&resumed.stderr));
+        assert!(String::from_utf8_lossy(&resumed.stderr).contains("resuming after step "), "{command}");
+        let whole = train(dir.path(), &job, &["--threads", "1", "--no-out", "--set", STEPS]);
+        let report = json_at(&dir.path().join("runs/playground-1/report.json"));
+        assert_eq!((&report["weights"], &report["ended"]), (&whole["weights"], &"done".into()));
+    }
 }
 
 #[test]

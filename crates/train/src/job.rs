@@ -1,6 +1,6 @@
 //! A job: everything a job file says, checked and made ready.
 
-use crate::checkpoint::{DataRecord, SavingRule, StartWeights};
+use crate::checkpoint::{DataRecord, Every, SavingRule, StartWeights};
 use crate::error::Error;
 use crate::job_file;
 use crate::loss_scale;
@@ -130,7 +130,8 @@ pub struct Job {
     pub rounding: Rounding,
     /// The factor by which gradients are scaled at first, in f16.
     pub loss_scale: Option<f64>,
-    pub eval_every: usize,
+    /// When held-out samples are evaluated: by steps or epochs.
+    pub eval_every: Every,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
     /// Where the first weights come from, and which are trained.
@@ -428,7 +429,7 @@ struct TrainRules {
     precision: Precision,
     loss_scale: Option<f64>,
     rounding: Rounding,
-    eval_every: usize,
+    eval_every: Every,
     log_every: LogEvery,
     early_stop: Option<EarlyStop>,
 }
@@ -449,7 +450,7 @@ impl TrainRules {
             loss_scale: read_loss_scale(train, precision)?,
             rounding: read_rounding(train, precision)?,
             clip: read_clip(train)?,
-            eval_every: train.count("eval_every", 1, 1)?,
+            eval_every: Every::read_counted(train, "eval_every")?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
         })
