@@ -83,6 +83,7 @@ pub use kolo_ops as ops;
 pub use kolo_parallel as parallel;
 pub use kolo_plan as planner;
 pub use kolo_train as training;
+pub use kolo_train::gradcheck;
 
 /// The command line, with what a job file can name.
 #[derive(Clone, Debug, Default)]
