@@ -2,6 +2,7 @@
 
 use crate::checkpoint::{DataRecord, Every, SavingRule, StartWeights};
 use crate::error::Error;
+use crate::foreign_keys;
 use crate::job_file;
 use crate::loss_scale;
 use crate::memory_settings::MemorySettings;
@@ -159,7 +160,7 @@ impl Job {
 
     /// A job that names models, sources and strategies of these lists.
     pub fn read_among(root: &Settings, kinds: &Kinds<'_>) -> Result<Self, Error> {
-        Self::read_given(root, kinds, None)
+        Self::read_given(root, kinds, None).map_err(foreign_keys::explain)
     }
 
     /// The same to evaluate alone, on this source instead of the one that `data.source` names, which is not opened. What
@@ -171,7 +172,7 @@ impl Job {
             let of_training: Vec<String> = train.keys().filter(|key| *key != "precision").map(str::to_string).collect();
             of_training.iter().for_each(|key| train.remove(key));
         }
-        Self::read_given(&root, kinds, Some(source))
+        Self::read_given(&root, kinds, Some(source)).map_err(foreign_keys::explain)
     }
 
     fn read_given(root: &Settings, kinds: &Kinds<'_>, given: Option<Box<dyn Source>>) -> Result<Self, Error> {
