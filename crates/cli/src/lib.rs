@@ -29,6 +29,7 @@ mod elastic;
 mod eval;
 mod fail;
 mod flags;
+mod folds;
 mod generate;
 mod graph;
 mod load;

@@ -6,6 +6,7 @@ use crate::classes;
 use crate::elastic;
 use crate::fail::{Failure, check_writable, refuse_inputs, write_file};
 use crate::flags;
+use crate::folds;
 use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
 use crate::out::{self, RunFiles, RunLock};
@@ -41,6 +42,9 @@ const SERVERS_MAX: usize = 64;
 
 pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let rank_info = workers::rank_info()?;
+    if let Some(count) = args.folds {
+        return folds::train(kinds, args, count, rank_info.as_ref());
+    }
     if args.auto {
         return match &rank_info {
             None => auto::train(kinds, args),

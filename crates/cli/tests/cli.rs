@@ -582,6 +582,54 @@ fn an_interrupted_run_says_how_to_go_on() {
     }
 }
 
+/// Every fold is the run that its keys describe, on any number of workers; and they are summed up.
+#[test]
+fn folds_are_runs_that_are_summed_up() {
+    let (dir, job) = (tempdir(), example("playground"));
+    let short = ["--threads", "1", "--set", "train.epochs=2"];
+    let folded = |workers: &str, out: &str| {
+        let words = [&["--folds", "3", "--out", out, "-n", workers], &short[..]].concat();
+        train(dir.path(), &job, &words)
+    };
+    let all = folded("1", "cv");
+    let of = |report: &Value| -> Vec<Value> {
+        report["folds"].as_array().unwrap().iter().map(|row| row["weights"].clone()).collect()
+    };
+    assert_eq!(of(&folded("2", "cv-2")), of(&all));
+    let mut accuracies = Vec::new();
+    for (fold, row) in all["folds"].as_array().unwrap().iter().enumerate() {
+        let keys = format!("data.fold={fold}");
+        let words = [&["--no-out", "--set", "data.folds=3", "--set", &keys], &short[..]].concat();
+        let own = train(dir.path(), &job, &words);
+        assert_eq!((&row["weights"], &row["metrics"]["accuracy"]), (&own["weights"], &own["metrics"]["accuracy"]));
+        assert_eq!((row["fold"].as_u64(), row["ended"].as_str()), (Some(fold as u64), Some("done")));
+        accuracies.push(own["metrics"]["accuracy"].as_f64().unwrap());
+        assert!(dir.path().join(format!("cv/fold-{fold}/checkpoints")).is_dir());
+    }
+    let mean = accuracies.iter().sum::<f64>() / 3.0;
+    let deviation = (accuracies.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 2.0).sqrt();
+    let near = |value: &Value, wanted: f64| (value.as_f64().unwrap() - wanted).abs() < 1e-12;
+    assert!(near(&all["mean"]["accuracy"], mean) && near(&all["deviation"]["accuracy"], deviation), "{all:#}");
+    assert_eq!(json_at(&dir.path().join("cv/folds.json")), all);
+    // What is done stays so.
+    let words = [&["train", &job, "--folds", "3", "--out", "cv", "--resume"], &short[..]].concat();
+    let text = stdout_of(dir.path(), &words);
+    let line = format!("  accuracy    {mean:.4} ± {deviation:.4}   {:.4} ", accuracies[0]);
+    assert!(text.contains("\n3 folds: mean ± standard deviation, then each fold\n") && text.contains(&line), "{text}");
+    assert_eq!(of(&json_at(&dir.path().join("cv/folds.json"))), of(&all));
+    let refused = |words: &[&str]| {
+        let words = [&["train", &job, "--folds", "3"], words].concat();
+        let output = Command::new(KOLO).current_dir(dir.path()).args(words).output().expect("the binary runs");
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let named = refused(&["--set", "data.fold=1"]);
+    assert!(named.starts_with("error: --set data.fold: `data.fold` names one fold, but --folds trains all"), "{named}");
+    assert!(refused(&["--set", "data.folds=4"]).contains("`data.folds` is not the 3 of --folds"));
+    assert!(refused(&["--trace", "t.json"]).contains("--trace is for one run"));
+    assert!(refused(&["--out", "cv/fold-0"]).contains("contains the files of another run"));
+}
+
 #[test]
 fn threads_do_not_change_the_weights() {
     let dir = tempdir();

@@ -14,6 +14,7 @@ pub mod decision;
 pub mod device_use;
 pub mod error;
 pub mod events;
+pub mod folds;
 mod foreign_keys;
 pub mod generate;
 pub mod gradcheck;
