@@ -732,6 +732,28 @@ fn a_model_of_ones_own_trains_like_any_other() {
     assert!(accuracy > 0.93, "{accuracy}");
 }
 
+/// In mixed precision, too: a table feeds a recurrent layer, and its gradient comes back from there.
+#[test]
+fn layers_of_ones_own_models_train_in_any_precision() {
+    let Some(path) = rust_example("own_layers") else { return };
+    let dir = tempdir();
+    let text = "[model]\nkind = \"gru-text\"\nlayers = 1\n[data]\nsource = \"builtin:addition\"\ndigits = 1\n\
+                [train]\nsteps = 60\noptimizer = { kind = \"adamw\", lr = 1e-2 }\n";
+    let images = "[model]\nkind = \"autoencoder\"\n[data]\nsource = \"builtin:digits\"\n[train]\n\
+                  steps = 100\noptimizer = { kind = \"adamw\", lr = 1e-2 }\n";
+    for (job, metric, least, most) in [(text, "accuracy", 0.3, 1.0), (images, "mse", 0.0, 0.05)] {
+        std::fs::write(dir.path().join("job.toml"), job).unwrap();
+        for precision in ["f32", "bf16", "f16"] {
+            let precision = format!("train.precision={precision}");
+            let args = ["train", "job.toml", "--quiet", "--no-out", "--report", "report.json", "--set", &precision];
+            let output = run_own(&path, dir.path(), &args);
+            assert!(output.status.success(), "{precision}: {}", String::from_utf8_lossy(&output.stderr));
+            let reached = json_at(&dir.path().join("report.json"))["metrics"][metric].as_f64().unwrap();
+            assert!((least..=most).contains(&reached), "{precision}: {metric} {reached}");
+        }
+    }
+}
+
 /// A program of somebody's own, run here.
 fn run_own(program: &Path, dir: &Path, args: &[&str]) -> Output {
     Command::new(program).current_dir(dir).args(args).output().expect("the example runs")
