@@ -275,6 +275,9 @@ pub struct Train {
     /// Find the fastest layout of this machine's workers and train with it; the weights do not change
     #[arg(long)]
     pub auto: bool,
+    /// Cross-validation: train this many folds of the data one after the other, each on all others
+    #[arg(long, value_name = "COUNT", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1000))]
+    pub folds: Option<usize>,
     /// Train asynchronously with parameter servers
     #[arg(long = "async")]
     pub asynchronous: bool,

@@ -242,7 +242,8 @@ impl ElasticWorker<'_> {
         let (mut trainer, mut report) = kolo_train::run(Arc::clone(job), &options, &mut view)?;
         if member.rank == 0 {
             report.generations.last_mut().into_iter().for_each(|row| row.lost.extend(member.lost_spares()));
-            train::conclude(args, &options, &mut trainer, report, None).map_err(Ended::Failure)?;
+            let signal = train::conclude(args, &options, &mut trainer, report, None).map_err(Ended::Failure)?;
+            view.interrupted(signal);
         }
         Ok(trainer)
     }

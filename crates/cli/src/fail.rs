@@ -5,6 +5,7 @@ use crate::whole_file::WholeFile;
 use kolo_comm::Fault;
 use kolo_data::Source;
 use kolo_graph::settings::SettingError;
+use kolo_train::interrupt::EXIT_SIGNALLED;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
@@ -62,6 +63,11 @@ impl Failure {
             self.message.insert_str(at, &format!("\n  {}", of_lost_rank()));
         }
         self
+    }
+
+    /// The run was asked to end by this signal, and did so in order: all is said.
+    pub fn interrupted(signal: i32) -> Self {
+        Self { code: u8::try_from(EXIT_SIGNALLED + signal).unwrap_or(JOB_FAILED), ..NOTHING }
     }
 
     /// Somebody else has shown why.

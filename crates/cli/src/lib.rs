@@ -29,6 +29,7 @@ mod elastic;
 mod eval;
 mod fail;
 mod flags;
+mod folds;
 mod generate;
 mod graph;
 mod load;
@@ -40,6 +41,7 @@ mod planned_step;
 mod predict;
 mod progress;
 mod published;
+mod resume;
 mod saved;
 mod selftest;
 mod selftest_nccl;
@@ -82,6 +84,7 @@ pub use kolo_ops as ops;
 pub use kolo_parallel as parallel;
 pub use kolo_plan as planner;
 pub use kolo_train as training;
+pub use kolo_train::gradcheck;
 
 /// The command line, with what a job file can name.
 #[derive(Clone, Debug, Default)]

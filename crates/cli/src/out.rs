@@ -259,13 +259,18 @@ fn make_fresh(root: &Path, name: &str) -> io::Result<PathBuf> {
 
 /// The directory of the last run of this name that saved anything.
 pub fn last(name: &str) -> Option<OutDir> {
+    last_with(name, |path| path.join(CHECKPOINTS).is_dir())
+}
+
+/// The directory of the last run of this name of which this is true.
+pub fn last_with(name: &str, is_wanted: impl Fn(&Path) -> bool) -> Option<OutDir> {
     let prefix = safe_name(name);
     let number = |path: &Path| -> Option<u64> {
         path.file_name()?.to_str()?.strip_prefix(&prefix)?.strip_prefix('-')?.parse().ok()
     };
     let runs = fs::read_dir(RUNS).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let saved = runs.filter(|path| path.join(CHECKPOINTS).is_dir());
-    let last = saved.filter_map(|path| Some((number(&path)?, path))).max()?;
+    let wanted = runs.filter(|path| is_wanted(path));
+    let last = wanted.filter_map(|path| Some((number(&path)?, path))).max()?;
     Some(OutDir::new(last.1, false))
 }
 

@@ -22,8 +22,9 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     let outcomes = selftest::run(&executor, &kinds, show);
     let (bad, cases) =
         (outcomes.iter().filter(|one| one.failed > 0).count(), outcomes.iter().map(count).sum::<usize>());
+    let gradients: usize = outcomes.iter().map(|one| one.gradients).sum();
     println!(
-        "{}: {} ops, {cases} cases in {:.1} s, {bad} ops failed",
+        "{}: {} ops, {cases} cases and {gradients} gradients in {:.1} s, {bad} ops failed",
         executor.name(),
         outcomes.len(),
         start.elapsed().as_secs_f64()
@@ -64,11 +65,15 @@ fn count(outcome: &KindOutcome) -> usize {
 }
 
 fn show(outcome: &KindOutcome) {
-    let cases: Vec<String> = outcome.cases.iter().map(|(dtype, count)| format!("{} {count}", dtype.name())).collect();
+    let mut cases: Vec<String> =
+        outcome.cases.iter().map(|(dtype, count)| format!("{} {count}", dtype.name())).collect();
+    if outcome.gradients > 0 {
+        cases.push(format!("gradients {}", outcome.gradients));
+    }
     let verdict = match outcome.failed {
         0 => format!("ok, at most {:.2} of the tolerance", outcome.worst),
         failed => format!("{failed} FAILED"),
     };
-    println!("{:<24} {:<28} {verdict}", outcome.name, cases.join(", "));
+    println!("{:<24} {:<42} {verdict}", outcome.name, cases.join(", "));
     outcome.failures.iter().for_each(|failure| println!("    {failure}"));
 }

@@ -6,12 +6,14 @@ use crate::classes;
 use crate::elastic;
 use crate::fail::{Failure, check_writable, refuse_inputs, write_file};
 use crate::flags;
+use crate::folds;
 use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
 use crate::out::{self, RunFiles, RunLock};
 use crate::output::{print_error, println};
 use crate::planned_step;
 use crate::progress::Progress;
+use crate::resume;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::elastic::ElasticOptions;
 use kolo_cluster::{Introduction, Launcher, RankInfo};
@@ -25,7 +27,7 @@ use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, DataStages, DataWait, Planned, Report, Skipped};
-use kolo_train::session::{RunOptions, WorkerGroup};
+use kolo_train::session::{INTERRUPTED, RunOptions, WorkerGroup};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
 use serde_json::Value;
@@ -40,6 +42,9 @@ const SERVERS_MAX: usize = 64;
 
 pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let rank_info = workers::rank_info()?;
+    if let Some(count) = args.folds {
+        return folds::train(kinds, args, count, rank_info.as_ref());
+    }
     if args.auto {
         return match &rank_info {
             None => auto::train(kinds, args),
@@ -61,12 +66,12 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let outcome = match rank_info {
         Some(rank_info) => {
             if rank_info.launcher != Launcher::Kolo && rank_info.rank == 0 {
-                introduce_all(&job, args, world, roles);
+                introduce_all(&job, args, world, roles, out.as_ref());
             }
             work(&job, args, &rank_info, roles, out.clone())
         }
         None if workers::are_supervised(args, world) => {
-            introduce_all(&job, args, world, roles);
+            introduce_all(&job, args, world, roles, out.as_ref());
             let view = Progress::new(job.total_steps, args.quiet);
             let servers = roles.map_or(0, |roles| roles.servers);
             let elastic = elastic.map(|options| elastic::inviting(options, out.as_ref()));
@@ -235,7 +240,7 @@ fn roles(args: &Train, started: usize, found: bool) -> Result<Option<Roles>, Fai
     Ok(Some(Roles { workers: if found { started - servers } else { started }, servers, staleness }))
 }
 
-fn introduce_all(job: &Job, args: &Train, world: usize, roles: Option<Roles>) {
+fn introduce_all(job: &Job, args: &Train, world: usize, roles: Option<Roles>, out: Option<&OutDir>) {
     let workers = roles.map_or(world, |roles| roles.workers);
     let servers = roles.map_or(String::new(), |roles| format!(" and {}", counted(roles.servers, "server")));
     let share = match args.job.threads {
@@ -243,7 +248,7 @@ fn introduce_all(job: &Job, args: &Train, world: usize, roles: Option<Roles>) {
         None if world == 1 => "on its cores".into(),
         None => "that share the cores".into(),
     };
-    introduce(job, args, &format!("{}{servers} {share}", counted(workers, "worker")));
+    introduce(job, args, &format!("{}{servers} {share}", counted(workers, "worker")), out);
 }
 
 /// `1 server`, `2 servers`.
@@ -251,7 +256,7 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn introduce(job: &Job, args: &Train, who: &str) {
+fn introduce(job: &Job, args: &Train, who: &str, out: Option<&OutDir>) {
     if args.quiet {
         return;
     }
@@ -266,6 +271,10 @@ fn introduce(job: &Job, args: &Train, who: &str) {
         job.split.held_out_len()
     );
     job.evaluation_note().iter().for_each(|note| println!("  {note}"));
+    match out {
+        Some(out) => println!("checkpoints in {}: {}", out.path.display(), job.saving.describe()),
+        None => println!("no checkpoints: this run has no directory; --out DIR names one"),
+    }
 }
 
 /// Hears signals; whether this process `speaks` of them, or another one does, and whether its launcher passes them on.
@@ -277,7 +286,7 @@ pub fn listen(speaks: bool, is_told: bool) -> Result<Interrupt, Failure> {
 
 fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failure> {
     let threads = load::threads(&args.job)?;
-    introduce(job, args, &counted(threads, "thread"));
+    introduce(job, args, &counted(threads, "thread"), out.as_ref());
     let interrupt = listen(!args.quiet, false)?;
     let mut progress = Progress::new(job.total_steps, args.quiet);
     let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
@@ -286,7 +295,10 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, WorkerGroup::Alone) };
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
-    outcome
+    match outcome? {
+        Some(signal) => Err(Failure::interrupted(signal)),
+        None => Ok(()),
+    }
 }
 
 /// Where the state of the run goes. The first rank knows, and tells the others.
@@ -337,7 +349,13 @@ fn work(
     }
     let worker = Worker::join(rank_info, &args.job.workers, job.reproducible, introduction)?;
     let outcome = take_part(job, args, &worker, interrupt, roles, out);
-    worker.finish(outcome)
+    let signal = outcome.as_ref().ok().copied().flatten();
+    worker.finish(outcome.map(drop))?;
+    match signal {
+        // One that kolo started has told its launcher, which ends so.
+        Some(signal) if !is_told => Err(Failure::interrupted(signal)),
+        _ => Ok(()),
+    }
 }
 
 /// What this rank tells the others when it joins.
@@ -367,7 +385,7 @@ fn take_part(
     interrupt: Interrupt,
     roles: Option<Roles>,
     out: Option<OutDir>,
-) -> Result<(), Failure> {
+) -> Result<Option<i32>, Failure> {
     let quiet = args.quiet || worker.member.rank > 0;
     let threads = worker.threads(&args.job);
     let mut view = RemoteView::new(worker.member.events(), Progress::plain(quiet));
@@ -378,7 +396,9 @@ fn take_part(
     let Some(roles) = roles else {
         let group = WorkerGroup::Workers(world);
         let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, group) };
-        return run(job, args, &options, &mut view, None);
+        let signal = run(job, args, &options, &mut view, None)?;
+        view.interrupted(signal);
+        return Ok(signal);
     };
     let serves = world.rank() >= roles.workers;
     if serves {
@@ -395,21 +415,24 @@ fn take_part(
     }
     if serves {
         asynchronous::serve(job, threads, &world, roles, timeline.as_ref())?;
-        return finish_timeline(timeline.as_deref(), Some(&world));
+        finish_timeline(timeline.as_deref(), Some(&world))?;
+        return Ok(None);
     }
     let group = WorkerGroup::Served(world, roles);
     let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, group) };
-    run(job, args, &options, &mut view, beside)
+    let signal = run(job, args, &options, &mut view, beside)?;
+    view.interrupted(signal);
+    Ok(signal)
 }
 
-/// Trains, and writes and prints what came of it; of several workers, the first does.
+/// Trains, and writes and prints what came of it; of several workers, the first does, and knows the signal that ended the run.
 fn run(
     job: &Arc<Job>,
     args: &Train,
     options: &RunOptions,
     observer: &mut dyn Observer,
     beside: Option<Report>,
-) -> Result<(), Failure> {
+) -> Result<Option<i32>, Failure> {
     let (mut trainer, report) = kolo_train::run(Arc::clone(job), options, observer)?;
     let world = match &options.group {
         WorkerGroup::Alone => None,
@@ -418,24 +441,25 @@ fn run(
     finish_timeline(options.timeline.as_deref(), world.map(|world| &**world))?;
     let is_rank_zero = world.is_none_or(|world| world.rank() == 0);
     if !is_rank_zero {
-        return Ok(());
+        return Ok(None);
     }
     conclude(args, options, &mut trainer, report, beside)
 }
 
-/// Writes and prints what came of a run.
+/// Writes and prints what came of a run; the signal that ended it, if one did.
 pub fn conclude(
     args: &Train,
     options: &RunOptions,
     trainer: &mut Trainer,
     mut report: Report,
     beside: Option<Report>,
-) -> Result<(), Failure> {
+) -> Result<Option<i32>, Failure> {
     // What follows takes memory and time, and must not cost the run its report.
     let is_file = |path: &PathBuf| std::fs::metadata(path).map_or(true, |meta| meta.is_file());
     if args.report.as_ref().is_none_or(is_file) {
         write_report(args, options, &report, beside.as_ref())?;
     }
+    let is_interrupted = report.ended == INTERRUPTED;
     report.planned = planned_step::planned(trainer);
     report.compared = report.compare();
     write_report(args, options, &report, beside.as_ref())?;
@@ -448,10 +472,21 @@ pub fn conclude(
         if let Some(out) = &options.out {
             println!("  files       {}", out.path.display());
         }
+        if is_interrupted {
+            println!("{}", how_to_go_on(args, options));
+        }
     }
     match report.unwritten {
         Some(message) => Err(Failure::job(message, "free some space there, or choose another --out directory")),
-        None => Ok(()),
+        None => Ok(is_interrupted.then(|| options.interrupt.signal())),
+    }
+}
+
+/// What to do after a run that was interrupted.
+fn how_to_go_on(args: &Train, options: &RunOptions) -> String {
+    match options.out.as_ref().filter(|out| out::has_checkpoints(out)) {
+        Some(out) => format!("go on with: {}", resume::command(std::env::args_os(), args, &out.path)),
+        None => "nothing was saved: this run has no directory, or could not write there".into(),
     }
 }
 
@@ -492,8 +527,8 @@ fn keep_measured(report: &mut Value, path: &Path) {
     if before["weights"] != report["weights"] || before["steps"] != report["steps"] {
         return;
     }
-    let was_over = before["ended"].as_str().is_some_and(|ended| ended != "interrupted");
-    if was_over && report["ended"] == "interrupted" {
+    let was_over = before["ended"].as_str().is_some_and(|ended| ended != INTERRUPTED);
+    if was_over && report["ended"] == INTERRUPTED {
         *report = before;
         return;
     }

@@ -16,6 +16,7 @@ use kolo_comm::{Communicator, Fault, mpi};
 use kolo_train::Observer;
 use kolo_train::log::LogRow;
 use kolo_train::record::OutDir;
+use kolo_train::session::INTERRUPTED;
 use kolo_train::trainer::Evaluation;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -182,6 +183,13 @@ impl RemoteView {
     pub fn new(events: EventSender, inner: Progress) -> Self {
         Self { events, inner, last: None }
     }
+
+    /// The run ended because of this signal, if of one: the launcher ends so, too.
+    pub fn interrupted(&self, signal: Option<i32>) {
+        if let Some(signal) = signal {
+            self.events.send(format!("{INTERRUPTED} {signal}").as_bytes());
+        }
+    }
 }
 
 impl Observer for RemoteView {
@@ -261,8 +269,11 @@ pub fn supervise(
         .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
     // Logs that nobody asked for must not fail a job; those of a failed one are kept elsewhere.
     let logs = out.filter(|out| out.required).map(|out| out.path.clone());
-    let mut shown = view.clone();
-    let mut observer = |notice: &Notice| show(&mut shown, notice);
+    let (mut shown, mut signal) = (view.clone(), None);
+    let mut observer = |notice: &Notice| {
+        signal = ended_by(notice).or(signal);
+        show(&mut shown, notice);
+    };
     let outcome = match &workers.hosts {
         None => {
             let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -301,7 +312,16 @@ pub fn supervise(
         }
     };
     view.finish();
-    end(&outcome)
+    match (end(&outcome), signal) {
+        (Ok(()), Some(signal)) => Err(Failure::interrupted(signal)),
+        (ended, _) => ended,
+    }
+}
+
+/// The signal that ended the run, if this is how a worker says so.
+fn ended_by(notice: &Notice) -> Option<i32> {
+    let Notice::Event { bytes, .. } = notice else { return None };
+    String::from_utf8_lossy(bytes).strip_prefix(INTERRUPTED)?.trim().parse().ok()
 }
 
 /// What rank 0 prints, above the view.

@@ -540,13 +540,94 @@ fn an_interrupt_ends_the_run_in_order() {
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    assert_eq!(status.code(), Some(0));
+    assert_eq!(status.code(), Some(130));
     let report = json_at(&dir.path().join("report.json"));
     assert_eq!(report["ended"], "interrupted");
     assert!(report["steps"].as_u64().unwrap() > 0);
     assert!(report["loss"].is_number());
     let text = std::fs::read_to_string(&metrics).unwrap();
     assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+}
+
+/// A job that says nothing of checkpoints, and a command that names no directory.
+#[test]
+fn an_interrupted_run_says_how_to_go_on() {
+    const STEPS: &str = "train.steps=6000";
+    let job = example("playground");
+    for workers in ["1", "2"] {
+        let dir = tempdir();
+        let words = ["train", &job, "--threads", "1", "-n", workers, "--set", STEPS, "--set", "train.log_every=1"];
+        let child =
+            Command::new(KOLO).current_dir(dir.path()).args(words).stdout(Stdio::piped()).spawn().expect("the binary");
+        let metrics = dir.path().join("runs/playground-1/metrics.jsonl");
+        let begin = Instant::now();
+        while std::fs::metadata(&metrics).map_or(0, |file| file.len()) == 0 && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().expect("a shell");
+        assert!(kill.success());
+        let output = child.wait_with_output().expect("a child");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(143), "{text}");
+        let told = "checkpoints in runs/playground-1: every 10 minutes, after each epoch that takes 60 s or more, \
+                    and at the end; the newest 2 are kept";
+        assert!(text.lines().take(3).any(|line| line == told), "{text}");
+        let command = text.lines().find_map(|line| line.strip_prefix("go on with: ")).expect("a command");
+        let resumed = Command::new("sh").current_dir(dir.path()).args(["-c", command]).output().expect("a shell");
+        assert!(resumed.status.success(), "{command}: {}", String::from_utf8_lossy(&resumed.stderr));
+        assert!(String::from_utf8_lossy(&resumed.stderr).contains("resuming after step "), "{command}");
+        let whole = train(dir.path(), &job, &["--threads", "1", "--no-out", "--set", STEPS]);
+        let report = json_at(&dir.path().join("runs/playground-1/report.json"));
+        assert_eq!((&report["weights"], &report["ended"]), (&whole["weights"], &"done".into()));
+    }
+}
+
+/// Every fold is the run that its keys describe, on any number of workers; and they are summed up.
+#[test]
+fn folds_are_runs_that_are_summed_up() {
+    let (dir, job) = (tempdir(), example("playground"));
+    let short = ["--threads", "1", "--set", "train.epochs=2"];
+    let folded = |workers: &str, out: &str| {
+        let words = [&["--folds", "3", "--out", out, "-n", workers], &short[..]].concat();
+        train(dir.path(), &job, &words)
+    };
+    let all = folded("1", "cv");
+    let of = |report: &Value| -> Vec<Value> {
+        report["folds"].as_array().unwrap().iter().map(|row| row["weights"].clone()).collect()
+    };
+    assert_eq!(of(&folded("2", "cv-2")), of(&all));
+    let mut accuracies = Vec::new();
+    for (fold, row) in all["folds"].as_array().unwrap().iter().enumerate() {
+        let keys = format!("data.fold={fold}");
+        let words = [&["--no-out", "--set", "data.folds=3", "--set", &keys], &short[..]].concat();
+        let own = train(dir.path(), &job, &words);
+        assert_eq!((&row["weights"], &row["metrics"]["accuracy"]), (&own["weights"], &own["metrics"]["accuracy"]));
+        assert_eq!((row["fold"].as_u64(), row["ended"].as_str()), (Some(fold as u64), Some("done")));
+        accuracies.push(own["metrics"]["accuracy"].as_f64().unwrap());
+        assert!(dir.path().join(format!("cv/fold-{fold}/checkpoints")).is_dir());
+    }
+    let mean = accuracies.iter().sum::<f64>() / 3.0;
+    let deviation = (accuracies.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 2.0).sqrt();
+    let near = |value: &Value, wanted: f64| (value.as_f64().unwrap() - wanted).abs() < 1e-12;
+    assert!(near(&all["mean"]["accuracy"], mean) && near(&all["deviation"]["accuracy"], deviation), "{all:#}");
+    assert_eq!(json_at(&dir.path().join("cv/folds.json")), all);
+    // What is done stays so.
+    let words = [&["train", &job, "--folds", "3", "--out", "cv", "--resume"], &short[..]].concat();
+    let text = stdout_of(dir.path(), &words);
+    let line = format!("  accuracy    {mean:.4} ± {deviation:.4}   {:.4} ", accuracies[0]);
+    assert!(text.contains("\n3 folds: mean ± standard deviation, then each fold\n") && text.contains(&line), "{text}");
+    assert_eq!(of(&json_at(&dir.path().join("cv/folds.json"))), of(&all));
+    let refused = |words: &[&str]| {
+        let words = [&["train", &job, "--folds", "3"], words].concat();
+        let output = Command::new(KOLO).current_dir(dir.path()).args(words).output().expect("the binary runs");
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let named = refused(&["--set", "data.fold=1"]);
+    assert!(named.starts_with("error: --set data.fold: `data.fold` names one fold, but --folds trains all"), "{named}");
+    assert!(refused(&["--set", "data.folds=4"]).contains("`data.folds` is not the 3 of --folds"));
+    assert!(refused(&["--trace", "t.json"]).contains("--trace is for one run"));
+    assert!(refused(&["--out", "cv/fold-0"]).contains("contains the files of another run"));
 }
 
 #[test]
@@ -649,6 +730,28 @@ fn a_model_of_ones_own_trains_like_any_other() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let accuracy = json_at(&dir.path().join("report.json"))["metrics"]["accuracy"].as_f64().unwrap();
     assert!(accuracy > 0.93, "{accuracy}");
+}
+
+/// In mixed precision, too: a table feeds a recurrent layer, and its gradient comes back from there.
+#[test]
+fn layers_of_ones_own_models_train_in_any_precision() {
+    let Some(path) = rust_example("own_layers") else { return };
+    let dir = tempdir();
+    let text = "[model]\nkind = \"gru-text\"\nlayers = 1\n[data]\nsource = \"builtin:addition\"\ndigits = 1\n\
+                [train]\nsteps = 60\noptimizer = { kind = \"adamw\", lr = 1e-2 }\n";
+    let images = "[model]\nkind = \"autoencoder\"\n[data]\nsource = \"builtin:digits\"\n[train]\n\
+                  steps = 100\noptimizer = { kind = \"adamw\", lr = 1e-2 }\n";
+    for (job, metric, least, most) in [(text, "accuracy", 0.3, 1.0), (images, "mse", 0.0, 0.05)] {
+        std::fs::write(dir.path().join("job.toml"), job).unwrap();
+        for precision in ["f32", "bf16", "f16"] {
+            let precision = format!("train.precision={precision}");
+            let args = ["train", "job.toml", "--quiet", "--no-out", "--report", "report.json", "--set", &precision];
+            let output = run_own(&path, dir.path(), &args);
+            assert!(output.status.success(), "{precision}: {}", String::from_utf8_lossy(&output.stderr));
+            let reached = json_at(&dir.path().join("report.json"))["metrics"][metric].as_f64().unwrap();
+            assert!((least..=most).contains(&reached), "{precision}: {metric} {reached}");
+        }
+    }
 }
 
 /// A program of somebody's own, run here.

@@ -477,7 +477,7 @@ fn interrupted(options: &[&str]) {
         since
     });
     let told = "stopping after this step; press Ctrl-C again to quit at once\n";
-    assert_eq!((end.code, end.error.as_str()), (Some(0), told), "{}", end.about);
+    assert_eq!((end.code, end.error.as_str()), (Some(130), told), "{}", end.about);
     assert!(report.contains("\"ended\": \"interrupted\""), "{report}{}", end.about);
 }
 

@@ -107,12 +107,16 @@ const RESTARTS_MAX: usize = 10;
 /// What a shell adds to a signal for the exit code of a process that it ended.
 const EXIT_SIGNALLED: i32 = 128;
 
+/// The codes of a run that was asked to end by SIGINT or SIGTERM, and did so in order: whoever asked wants no other.
+const EXIT_ASKED: [i32; 2] = [EXIT_SIGNALLED + libc::SIGINT, EXIT_SIGNALLED + libc::SIGTERM];
+
 /// If a signal ended a task, such as the coordinator's, the job goes back to the queue, too. An error of the job's own would come
 /// again: it ends the job.
 fn requeued_after_a_crash() -> String {
+    let [by_int, by_term] = EXIT_ASKED;
     format!(
-        "if [ -z \"$requeue\" ] && [ \"$code\" -gt {EXIT_SIGNALLED} ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {RESTARTS_MAX} ]; \
-         then\n    scontrol requeue \"$SLURM_JOB_ID\"\nfi\n"
+        "if [ -z \"$requeue\" ] && [ \"$code\" -gt {EXIT_SIGNALLED} ] && [ \"$code\" -ne {by_int} ] && \
+         [ \"$code\" -ne {by_term} ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {RESTARTS_MAX} ]; then\n    scontrol requeue \"$SLURM_JOB_ID\"\nfi\n"
     )
 }
 
@@ -190,7 +194,7 @@ mod tests {
             "#SBATCH --signal=B:TERM@60",
             "#SBATCH --requeue",
             "trap 'requeue=1; scancel --signal=TERM",
-            "    scontrol requeue \"$SLURM_JOB_ID\"\nfi\nif [ -z \"$requeue\" ] && [ \"$code\" -gt 128 ] && [ \"${SLURM_RESTART_COUNT:-0}\" -lt 10 ]; then\n    \
+            "    scontrol requeue \"$SLURM_JOB_ID\"\nfi\nif [ -z \"$requeue\" ] && [ \"$code\" -gt 128 ] && [ \"$code\" -ne 130 ] && [ \"$code\" -ne 143 ] && [ \"${SLURM_RESTART_COUNT:-0}\" -lt 10 ]; then\n    \
              scontrol requeue \"$SLURM_JOB_ID\"\nfi\nexit \"$code\"\n",
             " 'it'\\''s.toml' --out 'runs/a b'-\"$SLURM_JOB_ID\" &",
         ] {

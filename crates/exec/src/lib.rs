@@ -10,6 +10,7 @@ pub mod exchange;
 mod exchanges;
 pub mod executor;
 mod feed;
+pub mod gradcheck;
 pub mod memory;
 mod monitor;
 pub mod null;

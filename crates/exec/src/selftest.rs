@@ -1,10 +1,12 @@
-//! Whether a device computes what ops are defined to compute: every case of every op of the registry, against the definition in f64.
+//! Whether a device computes what ops are defined to compute: every case of every op of the registry, against the definition in f64,
+//! and the gradients of small ones against differences of it.
 //!
 //! The same suite as the tests of this repository run on the CPU, for any executor and from the program itself, so that a machine with a
 //! GPU can be checked where nothing can be built.
 
 use crate::executor::Executor;
 use crate::feed::Feed;
+use crate::gradcheck::OpGradients;
 use crate::options::Options;
 use crate::program::Program;
 use crate::session::Session;
@@ -18,6 +20,10 @@ use std::sync::Arc;
 
 /// FLOPs of a case that the definition can compute in a moment.
 const FLOPS_MAX: u64 = 200_000_000;
+/// The same of a case that is differentiated: its definition is computed several times for each input.
+const GRADIENT_FLOPS_MAX: u64 = 2_000_000;
+/// And elements of its inputs.
+const GRADIENT_ELEMENTS_MAX: usize = 20_000;
 
 /// What came of one kind of op.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,6 +31,8 @@ pub struct KindOutcome {
     pub name: &'static str,
     /// Cases that ran, by element type of their floats.
     pub cases: Vec<(DType, usize)>,
+    /// Cases whose gradients were checked: their rules against differences of the definition, and what the device makes of them.
+    pub gradients: usize,
     /// What went wrong: the first of each kind of failure, and how many there were in all.
     pub failures: Vec<String>,
     pub failed: usize,
@@ -32,6 +40,12 @@ pub struct KindOutcome {
     pub worst: f64,
 }
 
+/// How far a gradient along a direction may be from differences.
+const ALONG_TOLERANCE: f64 = 2e-5;
+/// How many tolerances of its op a gradient may be off on a device: it is made of several.
+const GRADIENT_TOLERANCES: f64 = 4.0;
+/// Elements that are looked through for the wrong one.
+const GRADIENT_ELEMENTS_TOLD: usize = 256;
 /// How many failures of a kind are told in full.
 const FAILURES_TOLD: usize = 3;
 
@@ -56,7 +70,8 @@ pub fn run(executor: &Arc<dyn Executor>, kinds: &[OpKind], mut report: impl FnMu
     let executor_of = |tf32: bool| coarse.as_ref().filter(|_| tf32).unwrap_or(executor);
     for tf32 in [false, true] {
         let own = all.iter().filter(|(_, trial)| trial.tf32 == tf32);
-        executor_of(tf32).prepare(&own.map(|(_, trial)| &trial.graph).collect::<Vec<&Graph>>());
+        let graphs = own.flat_map(|(_, trial)| trial.gradients.iter().map(|one| &one.graph).chain([&trial.graph]));
+        executor_of(tf32).prepare(&graphs.collect::<Vec<&Graph>>());
     }
     let mut outcomes = Vec::new();
     for (at, kind) in kinds.iter().enumerate() {
@@ -69,6 +84,11 @@ pub fn run(executor: &Arc<dyn Executor>, kinds: &[OpKind], mut report: impl FnMu
             match trial.check(executor_of(trial.tf32)) {
                 Ok(worst) => outcome.worst = outcome.worst.max(worst),
                 Err(failure) => outcome.fail(format!("{} {}: {failure}", trial.dtype.name(), trial.label)),
+            }
+            let Some(gradients) = &trial.gradients else { continue };
+            outcome.gradients += 1;
+            if let Err(failure) = trial.check_gradients(executor, gradients) {
+                outcome.fail(format!("gradient of {}: {failure}", trial.label));
             }
         }
         report(&outcome);
@@ -86,6 +106,8 @@ struct Trial {
     tf32: bool,
     graph: Graph,
     inputs: Vec<Dense>,
+    /// Of a case in f32 that is differentiated and small.
+    gradients: Option<OpGradients>,
 }
 
 /// What floats a case is tried with, and whether products may round them to TF32.
@@ -113,10 +135,16 @@ fn trials(kind: &OpKind) -> Vec<Trial> {
                 value.data.iter_mut().for_each(|x| *x = spec.ty.dtype.round(*x));
                 value
             });
-            let inputs = inputs.collect();
+            let inputs: Vec<Dense> = inputs.collect();
             let label = format!("{}case {at} {}", if tf32 { "in TF32, " } else { "" }, case.op.signature());
             let Ok(graph) = graph_of(&case.op, &case.args) else { continue };
-            trials.push(Trial { label, dtype, tf32, graph, inputs, case });
+            let elements: usize = types.iter().map(Type::elements).sum();
+            let is_small = elements <= GRADIENT_ELEMENTS_MAX && case.op.flops(&types, &outputs) <= GRADIENT_FLOPS_MAX;
+            let differentiates = case.args.iter().any(|arg| arg.differentiate);
+            let is_checked = dtype == DType::F32 && !tf32 && is_small && differentiates;
+            let gradients = is_checked.then(|| OpGradients::of_case(&case, &inputs));
+            let gradients = gradients.and_then(Result::ok);
+            trials.push(Trial { label, dtype, tf32, graph, inputs, case, gradients });
         }
     }
     trials
@@ -160,6 +188,49 @@ impl Trial {
             worst = worst.max(difference.0 / tolerance);
         }
         Ok(worst)
+    }
+
+    /// Each gradient along one direction that no element escapes, and what the device makes of it.
+    fn check_gradients(&self, executor: &Arc<dyn Executor>, gradients: &OpGradients) -> Result<(), String> {
+        let analytic = gradients.analytic()?;
+        let got = run_graph(executor, &gradients.graph, &gradients.inputs, 1)?;
+        for ((at, analytic), got) in gradients.wrt.iter().zip(&analytic).zip(&got[0]) {
+            let (numeric, direction) = gradients.numeric_along(*at)?;
+            let terms = || analytic.data.iter().zip(&direction).map(|(g, d)| g * d);
+            let (along, size): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
+            if !((along - numeric).abs() <= ALONG_TOLERANCE * (size + numeric.abs() + 1.0)) {
+                return Err(self.explain(gradients, *at, analytic, (along, numeric)));
+            }
+            let (size, place, got, want) =
+                difference(&numbers(got), &analytic.data).map_err(|what| format!("input {at}: {what}"))?;
+            if size > self.case.tolerance * GRADIENT_TOLERANCES {
+                let what =
+                    format!("the gradient of input {at}, element {place} is {got} on the device, must be {want}");
+                return Err(format!("{what}: off by {size:.1e} of the largest"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a gradient is not what differences say.
+    fn explain(&self, gradients: &OpGradients, at: usize, analytic: &Dense, along: (f64, f64)) -> String {
+        let operands = self.case.op.operands();
+        let input = operands.input(at).map_or("", |operand| operand.name);
+        let wrong = |element: &usize| {
+            let numeric = gradients.numeric(at, *element).unwrap_or(f64::NAN);
+            let by = (analytic.data[*element] - numeric).abs();
+            (!(by <= ALONG_TOLERANCE * (numeric.abs() + 1.0))).then_some((*element, numeric))
+        };
+        let elements = 0..analytic.data.len().min(GRADIENT_ELEMENTS_TOLD);
+        match elements.into_iter().find_map(|element| wrong(&element)) {
+            Some((element, numeric)) => format!(
+                "the rule gives {} for `{input}` at element {element}, but differences of the definition say {numeric}",
+                analytic.data[element]
+            ),
+            None => {
+                format!("the rule gives {} for `{input}` along a direction, but differences say {}", along.0, along.1)
+            }
+        }
     }
 
     /// Results in half precision are rounded; so are inputs of whatever is computed from them, and sums of them.

@@ -1,11 +1,12 @@
 //! The conformance suite: every case of every op in the registry against the definition, finite differences, itself on
 //! other threads and vector widths, itself in pieces, and its own text form.
 
+use kolo_exec::gradcheck::OpGradients;
 use kolo_exec::selftest::{self, draw, fill, name, numbers};
 use kolo_exec::{Options, Session, Store, reference};
 use kolo_graph::op::{Case, Dense};
 use kolo_graph::rng::Stream;
-use kolo_graph::{Arg, Builder, DType, Graph, Op, Tensor, Type, ValueId};
+use kolo_graph::{Arg, Builder, DType, Graph, Op, Tensor, Type};
 use kolo_ops::prelude::*;
 use kolo_ops::simd::{self, Level};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,6 +15,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 mod derivatives;
 #[path = "conformance/fuzz.rs"]
 mod fuzz;
+#[path = "conformance/pairs.rs"]
+mod pairs;
 #[path = "conformance/specials.rs"]
 mod specials;
 #[path = "conformance/splits.rs"]
@@ -207,12 +210,6 @@ fn vector_widths_give_the_same_bits() {
     });
 }
 
-/// `Σ w·y` over the first output, with fixed random weights.
-fn weighted(values: &Dense) -> f64 {
-    let stream = Stream::new(9, "weights");
-    values.data.iter().enumerate().map(|(at, y)| y * weight(&stream, at)).sum()
-}
-
 fn weight(stream: &Stream, at: usize) -> f64 {
     f64::from(stream.uniform(0, at as u64)) + 0.5
 }
@@ -223,34 +220,12 @@ fn gradients_match_finite_differences() {
         if !case.args.iter().any(|arg| arg.differentiate) {
             return;
         }
-        let builder = Builder::new();
-        let tensors: Vec<Tensor<'_>> =
-            case.args.iter().enumerate().map(|(at, arg)| builder.input(&name(at), arg.ty.clone())).collect();
-        let output = builder.apply_arc(case.op.clone(), &tensors)[0];
-        let weights = builder.input(&name(tensors.len()), output.ty());
-        let loss = output.mul(weights).sum_all();
-        let wrt: Vec<usize> = (0..tensors.len()).filter(|at| case.args[*at].differentiate).collect();
-        let targets: Vec<Tensor<'_>> = wrt.iter().map(|at| tensors[*at]).collect();
-        let grads: Vec<ValueId> = kolo_ops::gradients(&builder, loss, 1.0, &targets)
-            .iter()
-            .enumerate()
-            .map(|(at, grad)| grad.unwrap_or_else(|| panic!("no gradient for input {}", wrt[at])).id())
-            .collect();
-        for (at, id) in grads.iter().enumerate() {
-            builder.output(&format!("g{at}"), builder.tensor(*id));
-        }
-        let shape = output.shape();
-        let graph = builder.finish().unwrap_or_else(|error| panic!("{error}"));
-        kolo_graph::verify::verify(&graph).unwrap();
-        let stream = Stream::new(9, "weights");
-        let count = shape.iter().product();
-        let mut all = inputs.to_vec();
-        all.push(Dense::new(shape, (0..count).map(|at| f64::from(weight(&stream, at) as f32)).collect()));
-        let values = reference::evaluate(&graph, source(&all)).unwrap();
-        let kernels = run_graph(&graph, &all, 1);
-        for ((at, id), kernel) in wrt.iter().zip(&grads).zip(&kernels) {
-            let analytic = &values[id.0 as usize];
-            let numeric = differences(case, inputs, *at);
+        let built = OpGradients::of_case(case, inputs).unwrap_or_else(|error| panic!("{error}"));
+        kolo_graph::verify::verify(&built.graph).unwrap();
+        let kernels = run_graph(&built.graph, &built.inputs, 1);
+        for ((at, analytic), kernel) in built.wrt.iter().zip(built.analytic().unwrap()).zip(&kernels) {
+            let elements = 0..analytic.data.len();
+            let numeric: Vec<f64> = elements.map(|element| built.numeric(*at, element).unwrap()).collect();
             assert_close(&analytic.data, &numeric, 2e-6, &format!("gradient of input {at}"));
             assert_close(
                 &numbers(kernel),
@@ -260,21 +235,6 @@ fn gradients_match_finite_differences() {
             );
         }
     });
-}
-
-fn differences(case: &Case, inputs: &[Dense], at: usize) -> Vec<f64> {
-    let step = 1e-4;
-    (0..inputs[at].data.len())
-        .map(|slot| {
-            let moved = |by: f64| {
-                let mut inputs = inputs.to_vec();
-                inputs[at].data[slot] += by;
-                weighted(&defined(case, &inputs)[0])
-            };
-            // Five points: the error falls with the fourth power of the step.
-            (8.0 * (moved(step) - moved(-step)) - (moved(2.0 * step) - moved(-2.0 * step))) / (12.0 * step)
-        })
-        .collect()
 }
 
 #[test]

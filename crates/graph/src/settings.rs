@@ -46,6 +46,16 @@ pub struct SettingError {
     pub hint: String,
 }
 
+/// How the error of a key that nobody reads begins.
+const UNKNOWN: &str = "unknown key `";
+
+impl SettingError {
+    /// The path of the key that nobody reads, if that is what is wrong.
+    pub fn unknown_key(&self) -> Option<&str> {
+        self.message.strip_prefix(UNKNOWN)?.strip_suffix('`')
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
     key: String,
@@ -359,11 +369,7 @@ impl Settings {
             Some(near) => format!("did you mean `{near}`? The keys here are {}", names.join(", ")),
             None => format!("the keys here are {}", names.join(", ")),
         };
-        Err(SettingError {
-            place: entry.place.clone(),
-            message: format!("unknown key `{}`", self.path(&entry.key)),
-            hint,
-        })
+        Err(SettingError { place: entry.place.clone(), message: format!("{UNKNOWN}{}`", self.path(&entry.key)), hint })
     }
 }
 
@@ -403,6 +409,8 @@ mod tests {
         settings.count("width", 8, 1).unwrap();
         settings.count("layers", 2, 1).unwrap();
         let error = settings.finish().unwrap_err();
+        assert_eq!(error.unknown_key(), Some("model.widht"));
+        assert_eq!(settings.wrong("width", "is odd", "").unknown_key(), None);
         assert_eq!(
             error.to_string(),
             "job.toml:5: unknown key `model.widht`\n  hint: did you mean `width`? The keys here are layers, width"

@@ -28,6 +28,66 @@ impl<'b> Build<'b> {
         })
     }
 
+    /// `torch.nn.ConvTranspose2d` with a square kernel: `name.weight` is `[in, out, kernel, kernel]`. The last `output_padding` rows
+    /// and columns, fewer than the stride, say which of the sizes that a strided convolution would shrink to this one comes out.
+    pub fn conv_transpose2d(&self, name: &str, x: Tensor<'b>, conv: Conv, output_padding: usize) -> Tensor<'b> {
+        self.builder.scope(name, || {
+            // PyTorch takes the second dim of any weight for its inputs.
+            let fan_in = conv.channels * conv.kernel * conv.kernel;
+            let shape = [x.dim(1), conv.channels, conv.kernel, conv.kernel];
+            let weight = self.builder.param("weight", shape, conv.init.unwrap_or(Init::fan_in(fan_in)));
+            let bias = conv.bias.then(|| self.builder.param("bias", [conv.channels], Init::fan_in(fan_in)));
+            x.conv_transpose2d(weight, bias, [conv.stride; 2], [conv.padding; 2], [output_padding; 2], [1, 1], 1)
+        })
+    }
+
+    /// `torch.nn.Embedding`: the rows of `name.weight`, `[rows, width]`, at these ids.
+    pub fn embedding(&self, name: &str, ids: Tensor<'b>, rows: usize, width: usize) -> Tensor<'b> {
+        self.builder.scope(name, || {
+            let weight = self.builder.param("weight", [rows, width], Init::Normal { deviation: 1.0 });
+            weight.embedding(ids)
+        })
+    }
+
+    /// `torch.nn.LSTM` of so many layers over `[batch, steps, features]`, from a zero state: the last layer's hidden states,
+    /// `[batch, steps, width]`.
+    pub fn lstm(&self, name: &str, x: Tensor<'b>, width: usize, layers: usize) -> Tensor<'b> {
+        self.recurrent(name, x, (width, layers), 4, |x, [w_ih, w_hh, b_ih, b_hh]| x.lstm(w_ih, w_hh, b_ih, b_hh))
+    }
+
+    /// `torch.nn.GRU`, likewise.
+    pub fn gru(&self, name: &str, x: Tensor<'b>, width: usize, layers: usize) -> Tensor<'b> {
+        self.recurrent(name, x, (width, layers), 3, |x, [w_ih, w_hh, b_ih, b_hh]| x.gru(w_ih, w_hh, b_ih, b_hh))
+    }
+
+    /// Layers one above the other: `name.weight_ih_l0` is `[gates · width, features]`, and the rest as PyTorch names it.
+    fn recurrent(
+        &self,
+        name: &str,
+        x: Tensor<'b>,
+        (width, layers): (usize, usize),
+        gates: usize,
+        run: impl Fn(Tensor<'b>, [Tensor<'b>; 4]) -> Tensor<'b>,
+    ) -> Tensor<'b> {
+        let mut hidden = x;
+        for layer in 0..layers {
+            let rows = gates * width;
+            let shapes = [
+                ("weight_ih", vec![rows, hidden.dim(2)]),
+                ("weight_hh", vec![rows, width]),
+                ("bias_ih", vec![rows]),
+                ("bias_hh", vec![rows]),
+            ];
+            let params = self.builder.scope(name, || {
+                shapes
+                    .map(|(param, shape)| self.builder.param(&format!("{param}_l{layer}"), shape, Init::fan_in(width)))
+            });
+            // Each layer has a name of its own, by which the model can be split.
+            hidden = self.builder.scope(format!("{name}.{layer}"), || run(hidden, params));
+        }
+        hidden
+    }
+
     /// `torch.nn.BatchNorm2d`. In training the running averages move towards the mean of the grains' statistics.
     pub fn batch_norm(&self, name: &str, x: Tensor<'b>) -> Tensor<'b> {
         const EPSILON: f32 = 1e-5;

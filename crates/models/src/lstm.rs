@@ -42,18 +42,7 @@ impl Model for Lstm {
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
         let fields = self.fields();
         let (x, target) = (cx.field(&fields[0]), cx.field(&fields[1]));
-        let mut hidden = x;
-        for layer in 0..self.layers {
-            let param = |name: &str, shape: &[usize]| {
-                cx.builder
-                    .scope("lstm", || cx.builder.param(&format!("{name}_l{layer}"), shape, Init::fan_in(self.width)))
-            };
-            let gates = 4 * self.width;
-            let w_ih = param("weight_ih", &[gates, hidden.dim(2)]);
-            let w_hh = param("weight_hh", &[gates, self.width]);
-            let (b_ih, b_hh) = (param("bias_ih", &[gates]), param("bias_hh", &[gates]));
-            hidden = cx.builder.scope(format!("lstm.{layer}"), || hidden.lstm(w_ih, w_hh, b_ih, b_hh));
-        }
+        let hidden = cx.lstm("lstm", x, self.width, self.layers);
         let last = |t: Tensor<'b>| t.slice(1, self.context - 1..self.context).reshape_to([cx.batch, t.dim(2)]);
         let forecast = cx.linear("head", last(hidden), self.outputs);
         let loss = forecast.mse(target);

@@ -6,7 +6,7 @@
 use crate::by_id;
 use crate::cast::CastMethods;
 use crate::elementwise::ElementwiseMethods;
-use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_f32, check_ids, input, within};
+use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_ids, input, within};
 use crate::movement::{missing, within_f64};
 use crate::moves;
 use crate::reduce::ReduceMethods;
@@ -206,7 +206,9 @@ impl Op for EmbeddingGrad {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [ids, grad] = inputs else { return Err("takes two inputs: ids and gradient".into()) };
         check_ids(ids)?;
-        check_f32(grad)?;
+        if !grad.dtype.is_float() {
+            return Err(format!("the gradient must be floats, but is {grad}"));
+        }
         if grad.rank() != ids.rank() + 1 || grad.shape[..ids.rank()] != ids.shape {
             return Err(format!("the gradient must be one row for each of the ids {ids}, but is {grad}"));
         }

@@ -1,5 +1,6 @@
 //! From a job and a group to what a worker needs for its steps: graph, memory, store, session.
 
+use crate::checkpoint;
 use crate::copies;
 use crate::error::Error;
 use crate::job::Job;
@@ -24,6 +25,8 @@ pub(crate) struct Worker {
     pub session: Session,
     /// What the workers agreed to hold.
     pub memory: MemoryPlan,
+    /// Whether there is memory for a copy of what this worker saves, beside all that was planned.
+    pub has_room_for_copy: bool,
     pub parallel: Parallel,
     /// Its place among those who take turns in evaluations.
     pub evaluators: Mesh,
@@ -54,7 +57,9 @@ impl Worker {
         if elastic && parallel.is_sharded(group.workers()) {
             memory.copies = copies::bytes(&program.graph, group.workers(), parallel.shards_weights(&mesh));
         }
-        check_memory(job, group, &parallel, &memory, device.as_ref(), options)?;
+        let usage = check_memory(job, group, &parallel, &memory, device.as_ref(), options)?;
+        let copy = MemoryPlan { checkpoint: checkpoint::copied_bytes(&program.graph, mesh.ranks()), ..memory };
+        let has_room_for_copy = job.saving.plans_copies() || has_room(job, &copy, usage, device.is_none());
         let (store, session) = match group.peers() {
             Some(world) => compile_among(job, &parallel, program, &mesh, world)?,
             None => {
@@ -70,7 +75,7 @@ impl Worker {
         let grains = parallel.grains(&mesh, options.grains);
         machine::release_free_memory();
         let evaluators = evaluators.unwrap_or_else(Mesh::alone);
-        Ok(Self { store, session, memory, parallel, evaluators, turns, replica, grains })
+        Ok(Self { store, session, memory, has_room_for_copy, parallel, evaluators, turns, replica, grains })
     }
 }
 
@@ -83,7 +88,7 @@ fn check_memory(
     memory: &MemoryPlan,
     device: Option<&MemoryPlan>,
     options: Options,
-) -> Result<(), Error> {
+) -> Result<HostUsage, Error> {
     let usage_of = |plan: &MemoryPlan, share_weights: bool| match group.world() {
         Some(world) => HostUsage::among(plan, share_weights, world),
         None => Ok(HostUsage::alone(plan)),
@@ -105,7 +110,15 @@ fn check_memory(
         }
         (outcome, _) => outcome?,
     }
-    memory_check::check(memory, usage)
+    memory_check::check(memory, usage)?;
+    Ok(usage)
+}
+
+/// Whether the host has memory for this plan's copy of the state as well, which `usage` does not count.
+fn has_room(job: &Job, plan: &MemoryPlan, usage: HostUsage, is_limited: bool) -> bool {
+    let usage = usage.with_each(plan.checkpoint as u64);
+    let exceeds = job.memory.limit_bytes.is_some_and(|limit| is_limited && usage.largest() > limit);
+    !exceeds && memory_check::shortage(plan, usage).is_none()
 }
 
 /// The ranks that differ from this one in their place along the data axis alone. All ranks call it together.

@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kolo_comm::host::ignores_signal;
@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level;
 
 /// What a shell adds to a signal for the exit code of a process that it ended.
-const EXIT_SIGNALLED: i32 = 128;
+pub const EXIT_SIGNALLED: i32 = 128;
 
 /// For so long a signal that comes again may be the same one.
 const SAME_MS: u64 = 1000;
@@ -47,6 +47,8 @@ pub struct Interrupt {
 struct InterruptState {
     requested: AtomicBool,
     phase: AtomicU8,
+    /// The first signal; 0 before.
+    signal: AtomicI32,
     /// When the first signal came; 0 before.
     first_ms: AtomicU64,
 }
@@ -60,6 +62,14 @@ impl Interrupt {
     /// Whether the run should stop at the next step.
     pub fn requested(&self) -> bool {
         self.state.requested.load(Ordering::Relaxed)
+    }
+
+    /// The signal that asked for it; that of a scheduler if it was none.
+    pub fn signal(&self) -> i32 {
+        match self.state.signal.load(Ordering::Relaxed) {
+            0 => SIGTERM,
+            signal => signal,
+        }
     }
 
     /// Says where the run stands.
@@ -142,6 +152,7 @@ fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>, is
     let now = now_ms();
     let first = state.first_ms.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
     let is_same = is_told && now < first.map_or_else(|first| first, |_| now) + SAME_MS;
+    let _ = state.signal.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
     let again = state.requested.swap(true, Ordering::Relaxed);
     if let Some(reply) = reply.filter(|_| !again) {
         reply.write(text);
@@ -185,6 +196,7 @@ mod tests {
         raise(SIGHUP).unwrap();
         assert!(interrupt.requested());
         raise(SIGTERM).unwrap();
+        assert_eq!(interrupt.signal(), SIGHUP);
         eprintln!("still here");
         raise(SIGINT).unwrap();
     }

@@ -1,7 +1,8 @@
 //! A job: everything a job file says, checked and made ready.
 
-use crate::checkpoint::{DataRecord, SavingRule, StartWeights};
+use crate::checkpoint::{DataRecord, Every, SavingRule, StartWeights};
 use crate::error::Error;
+use crate::foreign_keys;
 use crate::job_file;
 use crate::loss_scale;
 use crate::memory_settings::MemorySettings;
@@ -133,7 +134,8 @@ pub struct Job {
     pub rounding: Rounding,
     /// The factor by which gradients are scaled at first, in f16.
     pub loss_scale: Option<f64>,
-    pub eval_every: usize,
+    /// When held-out samples are evaluated: by steps or epochs.
+    pub eval_every: Every,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
     /// Where the first weights come from, and which are trained.
@@ -161,7 +163,7 @@ impl Job {
 
     /// A job that names models, sources and strategies of these lists.
     pub fn read_among(root: &Settings, kinds: &Kinds<'_>) -> Result<Self, Error> {
-        Self::read_given(root, kinds, None)
+        Self::read_given(root, kinds, None).map_err(foreign_keys::explain)
     }
 
     /// The same to evaluate alone, on this source instead of the one that `data.source` names, which is not opened. What
@@ -173,7 +175,7 @@ impl Job {
             let of_training: Vec<String> = train.keys().filter(|key| *key != "precision").map(str::to_string).collect();
             of_training.iter().for_each(|key| train.remove(key));
         }
-        Self::read_given(&root, kinds, Some(source))
+        Self::read_given(&root, kinds, Some(source)).map_err(foreign_keys::explain)
     }
 
     fn read_given(root: &Settings, kinds: &Kinds<'_>, given: Option<Box<dyn Source>>) -> Result<Self, Error> {
@@ -441,7 +443,7 @@ struct TrainRules {
     precision: Precision,
     loss_scale: Option<f64>,
     rounding: Rounding,
-    eval_every: usize,
+    eval_every: Every,
     log_every: LogEvery,
     early_stop: Option<EarlyStop>,
 }
@@ -462,7 +464,7 @@ impl TrainRules {
             loss_scale: read_loss_scale(train, precision)?,
             rounding: read_rounding(train, precision)?,
             clip: read_clip(train)?,
-            eval_every: train.count("eval_every", 1, 1)?,
+            eval_every: Every::read_counted(train, "eval_every")?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
         })

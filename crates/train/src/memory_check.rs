@@ -34,6 +34,17 @@ impl HostUsage {
         self.bytes
     }
 
+    /// The same if each process here takes so much more.
+    pub(crate) fn with_each(self, more: u64) -> Self {
+        let all = more.saturating_mul(self.processes as u64);
+        Self {
+            bytes: self.bytes.saturating_add(all),
+            group_bytes: self.group_bytes.saturating_add(all),
+            largest: self.largest.saturating_add(more),
+            ..self
+        }
+    }
+
     /// One process.
     pub fn alone(plan: &MemoryPlan) -> Self {
         Self::alike(plan, 1, false)

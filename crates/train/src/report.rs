@@ -123,10 +123,13 @@ pub struct PlannedModel {
     pub launch_us: f64,
 }
 
-/// Where a run stood after an epoch.
+/// Where a run stood when it was evaluated, or when it ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpochRow {
     pub epoch: usize,
+    /// Steps made by then; 0 in checkpoints of versions that did not save it.
+    #[serde(default)]
+    pub step: usize,
     /// Since training began.
     pub seconds: f64,
     /// The mean over the steps since the row before.
@@ -147,12 +150,12 @@ pub(crate) fn numbers_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<BTre
 }
 
 impl EpochRow {
-    pub fn new(epoch: usize, seconds: f64, loss: f64, evaluation: Option<&Evaluation>) -> Self {
+    pub fn new((epoch, step): (usize, usize), seconds: f64, loss: f64, evaluation: Option<&Evaluation>) -> Self {
         let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
         if let Some(evaluation) = evaluation {
             metrics.insert("eval_loss".into(), evaluation.loss);
         }
-        Self { epoch, seconds, loss, metrics }
+        Self { epoch, step, seconds, loss, metrics }
     }
 }
 

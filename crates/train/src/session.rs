@@ -1,4 +1,4 @@
-//! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
+//! The loop: steps, evaluations, metrics to files and to an observer, an honest end.
 
 mod elastic;
 
@@ -198,8 +198,10 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
     Ok((trainer, outcome?))
 }
 
+/// Why a run ended that a signal asked to.
+pub const INTERRUPTED: &str = "interrupted";
 /// Why runs end.
-const ENDS: [&str; 3] = ["done", "early stop", "interrupted"];
+const ENDS: [&str; 3] = ["done", "early stop", INTERRUPTED];
 
 /// Goes on from the newest checkpoint, if there is one. All workers call it together.
 fn resume(
@@ -250,6 +252,8 @@ struct Run<'r> {
     /// Of a run that goes on from an earlier generation, the files are there.
     begins_record: bool,
     begin: Instant,
+    /// Of the epoch under way, as far as this process knows it.
+    epoch_began: Instant,
     /// What the run took before, in other processes.
     seconds: f64,
     /// Steps that were made there.
@@ -308,7 +312,7 @@ impl<'r> Run<'r> {
             start_from(&job, &ties, &mut trainer, observer)?;
         }
         let mut saver = match &dir {
-            Some(dir) => Saver::of_run(&job, dir, ties.links.as_ref(), ties.world.as_ref(), trainer.store(), !first)?,
+            Some(dir) => Saver::of_run(&job, dir, ties.links.as_ref(), ties.world.as_ref(), &trainer, !first)?,
             None => None,
         };
         let begin = Instant::now();
@@ -328,6 +332,7 @@ impl<'r> Run<'r> {
             record,
             begins_record: first,
             begin,
+            epoch_began: begin,
             seconds: 0.0,
             first_step: from.map_or(0, |(step, _)| step),
             times: Quantiles::default(),
@@ -409,6 +414,9 @@ impl<'r> Run<'r> {
     /// What follows a step: agreement, an evaluation if one is due, a save. Why the run ends, if it does.
     fn after_step(&mut self) -> Result<Option<&'static str>, Error> {
         let wishes = self.agree()?;
+        if self.ends_epoch() {
+            self.epoch_began = Instant::now();
+        }
         // A save that is under way is worth more than a step.
         if wishes.yields && !wishes.holds_up {
             if !wishes.writing {
@@ -416,8 +424,8 @@ impl<'r> Run<'r> {
             }
             return Err(self.yielded());
         }
-        let (step, epoch) = (self.trainer.next_step(), self.epoch());
-        let due = step.is_multiple_of(self.job.steps_per_epoch) && epoch.is_multiple_of(self.job.eval_every);
+        let step = self.trainer.next_step();
+        let due = self.job.eval_every.is_due_after(step, self.job.steps_per_epoch);
         let last = step == self.job.total_steps;
         let before = TrainerRecord { pending: due || last, ..self.record() };
         // The last state of servers is saved before they are told that this worker is done.
@@ -426,7 +434,7 @@ impl<'r> Run<'r> {
         }
         if (due || last || wishes.stop) && self.take_stock(wishes.stop)? {
             self.before = Some(before);
-            return Ok(Some("interrupted"));
+            return Ok(Some(INTERRUPTED));
         }
         if due && self.is_stale() {
             return Ok(Some("early stop"));
@@ -441,7 +449,7 @@ impl<'r> Run<'r> {
         if self.loss_count > 0 {
             self.take_stock(true)?;
         }
-        Ok("interrupted")
+        Ok(INTERRUPTED)
     }
 
     /// Whether the run should end early, by its last evaluation.
@@ -459,7 +467,7 @@ impl<'r> Run<'r> {
         if self.ties.links.is_none() || self.options.group.is_rank_zero() {
             match self.trainer.evaluate() {
                 // What was saved stays as it is.
-                Err(Error::Interrupted) => return Ok("interrupted"),
+                Err(Error::Interrupted) => return Ok(INTERRUPTED),
                 made => (self.last, self.evaluated_after) = (made?, self.trainer.next_step()),
             }
         }
@@ -469,14 +477,20 @@ impl<'r> Run<'r> {
     /// What all workers want after this step.
     fn agree(&self) -> Result<Wishes, Error> {
         let saver = self.saver.as_ref();
+        let ended_epoch = self.ends_epoch().then(|| self.epoch_began.elapsed());
         let mine = Wishes {
             stop: self.options.interrupt.requested(),
-            save: saver.is_some_and(|saver| saver.is_due(&self.job, self.trainer.next_step())),
+            save: saver.is_some_and(|saver| saver.is_due(&self.job, self.trainer.next_step(), ended_epoch)),
             writing: saver.is_some_and(Saver::is_writing),
             holds_up: saver.is_some_and(Saver::holds_up),
             yields: self.asked_to_yield(),
         };
         together::agree(self.ties.in_step(), mine)
+    }
+
+    /// Whether the last step was the last of its epoch.
+    fn ends_epoch(&self) -> bool {
+        self.trainer.next_step().is_multiple_of(self.job.steps_per_epoch)
     }
 
     /// The epoch that the last step was of, counted from one.
@@ -543,7 +557,7 @@ impl<'r> Run<'r> {
         // From here on nothing fails because of others.
         self.mean_loss = self.loss_sum / self.loss_count as f64;
         (self.loss_sum, self.loss_count) = (0.0, 0);
-        self.history.push(EpochRow::new(epoch, self.elapsed_s(), self.mean_loss, made.as_ref()));
+        self.history.push(EpochRow::new((epoch, step), self.elapsed_s(), self.mean_loss, made.as_ref()));
         self.observer.evaluated(step, epoch, self.mean_loss, made.as_ref());
         let rate = self.job.schedule.rate(self.job.optimizer.lr(), step - 1);
         let mut values = vec![(MEAN_LOSS, self.mean_loss), ("train/lr", rate)];
@@ -614,9 +628,15 @@ impl<'r> Run<'r> {
             self.owed = false;
             let elsewhere = self.ties.links.as_ref().map_or(Ok(Vec::new()), Links::save)?;
             let record = self.record();
-            if let Some(saver) = &mut self.saver {
-                let gate = saver.begin(self.trainer.store(), elsewhere, &record, self.options.threads);
-                self.trainer.copied_through(gate);
+            match &mut self.saver {
+                Some(saver) if saver.pauses() => {
+                    saver.save_pausing(self.trainer.store(), &elsewhere, &record)?;
+                }
+                Some(saver) => {
+                    let gate = saver.begin(self.trainer.store(), elsewhere, &record, self.options.threads);
+                    self.trainer.copied_through(gate);
+                }
+                None => {}
             }
         }
         self.tell_saved();

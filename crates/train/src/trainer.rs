@@ -48,6 +48,8 @@ pub struct Trainer {
     inputs: Arc<StepInputs>,
     /// What the workers agreed to hold.
     memory: MemoryPlan,
+    /// Whether there is memory for a copy of what this worker saves.
+    has_room_for_copy: bool,
     parallel: Parallel,
     /// Its place among those who take turns in evaluations.
     mesh: Mesh,
@@ -115,7 +117,7 @@ impl Trainer {
     }
 
     fn assembled(worker: Worker, job: Arc<Job>, group: &WorkerGroup, options: Options) -> Result<Self, Error> {
-        let Worker { store, session, memory, parallel, evaluators, turns, replica, grains } = worker;
+        let Worker { store, session, memory, has_room_for_copy, parallel, evaluators, turns, replica, grains } = worker;
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let inputs = Arc::new(StepInputs::of(session.graph()));
         let mut trainer = Self {
@@ -126,6 +128,7 @@ impl Trainer {
             inputs,
             threads: options.threads,
             memory,
+            has_room_for_copy,
             parallel,
             mesh: evaluators,
             turns,
@@ -233,6 +236,10 @@ impl Trainer {
     /// Bytes that this worker was planned to take.
     pub fn memory(&self) -> MemoryPlan {
         self.memory
+    }
+
+    pub(crate) fn has_room_for_copy(&self) -> bool {
+        self.has_room_for_copy
     }
 
     /// Bytes of a device's own memory that its step and its weights take; 0 on one that computes in the memory of the host.

@@ -43,7 +43,10 @@ impl WorkerPlan {
             count_beside(job, parallel, options.threads, evaluators, || Ok(program_of(job, parallel, mesh, options)?))?;
         let buffers = supply::buffer_bytes(job, options.grains * job.grain_batch());
         let data = buffers.saturating_add(job.source.cached_bytes());
-        let checkpoint = checkpoint::copied_bytes(job, &program.graph, mesh.ranks());
+        let checkpoint = match job.saving.plans_copies() {
+            true => checkpoint::copied_bytes(&program.graph, mesh.ranks()),
+            false => 0,
+        };
         let step = kolo_plan::memory(&program);
         let process = step.process + link_bytes(mesh.ranks());
         let device = kolo_plan::device_memory(&program).map(|step| MemoryPlan { evaluation, ..step });

@@ -301,7 +301,7 @@ pub fn an_interrupted_elastic_job_loses_a_worker() {
             resumed = Some((notes, results(&out)));
             since
         });
-        assert_eq!(end.code, Some(0), "{}", end.about);
+        assert_eq!(end.code, Some(128 + number), "{}", end.about);
         let (notes, (weights, rows)) = resumed.expect("a resumed run");
         assert!(notes.contains("resuming after step "), "no state was saved: {notes}{}", end.about);
         let (expected, wanted) = &*undisturbed(epochs);

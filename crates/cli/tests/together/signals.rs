@@ -108,7 +108,7 @@ fn an_evaluation_ends_when_it_is_interrupted() {
         run.await_text("evaluating");
         run.signal(signal);
         run.await_text("stopping after this step; press Ctrl-C again to quit at once");
-        assert_eq!(run.end(), Some(0), "signal {signal}, {workers} workers: {}", run.shown());
+        assert_eq!(run.end(), Some(128 + signal), "signal {signal}, {workers} workers: {}", run.shown());
         let report = report(dir.path());
         assert_eq!((report["ended"].as_str(), report["steps"].as_u64()), (Some("interrupted"), Some(2)), "{report:#}");
         let evaluating =

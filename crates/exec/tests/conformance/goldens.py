@@ -83,3 +83,7 @@ case("attention bottom right, more queries", LONG, lambda q, k, v: attention(q, 
 # PyTorch's own causal flag.
 is_causal = lambda q, k, v: F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
 case("attention as is_causal", SHORT, is_causal)
+
+# To planes larger than those that come in, too.
+for name, shape in [("down", (1, 1, 9, 10)), ("up", (1, 2, 2, 3))]:
+    case(f"adaptive_avg_pool {name}", [shape], lambda x: F.adaptive_avg_pool2d(x, (7, 7)))

@@ -60,6 +60,9 @@ fn cases() -> Vec<(String, Vec<Vec<usize>>, Build)> {
             }));
         }
     }
+    for (name, shape) in [("down", &[1, 1, 9, 10]), ("up", &[1, 2, 2, 3])] {
+        all.push(case(format!("adaptive_avg_pool {name}"), &[shape], |x| x[0].adaptive_avg_pool2d([7, 7])));
+    }
     all.push(case("attention as is_causal", short, |x| x[0].causal_attention(x[1], x[2], None, 1, Alignment::TopLeft)));
     all
 }

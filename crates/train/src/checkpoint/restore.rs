@@ -304,7 +304,8 @@ mod tests {
     /// An evaluation may overflow in a run that goes on, and JSON has no number for that.
     #[test]
     fn a_record_with_numbers_that_json_lacks_is_read() {
-        let row = EpochRow { epoch: 1, seconds: 0.5, loss: 0.25, metrics: [("mse".into(), f64::INFINITY)].into() };
+        let row =
+            EpochRow { epoch: 1, step: 9, seconds: 0.5, loss: 0.25, metrics: [("mse".into(), f64::INFINITY)].into() };
         let metrics = [("perplexity".into(), f64::INFINITY), ("loss".into(), 0.1 + 0.2)].into();
         let record =
             TrainerRecord { metrics, history: vec![row], stop_best: Some(f64::NAN), ..TrainerRecord::default() };

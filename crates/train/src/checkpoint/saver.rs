@@ -4,6 +4,7 @@ use super::restore::{DATA, DataRecord};
 use super::{CheckpointDir, SavingRule, TrainerRecord, share};
 use crate::error::Error;
 use crate::job::Job;
+use crate::trainer::Trainer;
 use crate::{machine, together};
 use kolo_base::{lock, wait};
 use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary, Unfinished};
@@ -122,6 +123,8 @@ pub(crate) struct Saver {
     /// The last save is not known to be visible. All ranks answer alike.
     unpublished: bool,
     began: Instant,
+    /// Some rank has no memory for a copy: training waits while a state is written.
+    pauses: bool,
     /// The step of the last state that was saved, or is being saved.
     saved_step: Option<usize>,
     /// At the first rank: the step of the last checkpoint that it knows to be visible.
@@ -135,10 +138,10 @@ impl Saver {
         job: &Job,
         dir: &CheckpointDir,
         world: Option<&Arc<Communicator>>,
-        entries: &[Entry],
+        trainer: &Trainer,
         goes_on: bool,
     ) -> Result<Self, Error> {
-        let world = world.cloned();
+        let (world, entries) = (world.cloned(), trainer.store().entries());
         let (sees, attempt) = prepare(dir, world.as_deref(), goes_on)?;
         Ok(Self {
             dir: dir.clone(),
@@ -147,7 +150,6 @@ impl Saver {
             disk: RealDisk::shared(),
             attempt,
             own: share::own(world.as_deref(), entries, sees)?,
-            world,
             settings: job.settings.clone(),
             preprocessing: job.source.preprocessing(),
             data: job.data_record(),
@@ -157,9 +159,11 @@ impl Saver {
             abandoned: None,
             unpublished: false,
             began: Instant::now(),
+            pauses: together::any(world.as_deref(), !trainer.has_room_for_copy())?,
             saved_step: None,
             visible: None,
             outcome: Ending::default(),
+            world,
         })
     }
 
@@ -169,13 +173,13 @@ impl Saver {
         dir: &CheckpointDir,
         links: Option<&crate::asynchronous::Links>,
         world: Option<&Arc<Communicator>>,
-        store: &Store,
+        trainer: &Trainer,
         goes_on: bool,
     ) -> Result<Option<Self>, Error> {
         match links {
             Some(links) if links.workers().rank() > 0 => Ok(None),
-            Some(_) => Self::new(job, dir, None, store.entries(), goes_on).map(Some),
-            None => Self::new(job, dir, world, store.entries(), goes_on).map(Some),
+            Some(_) => Self::new(job, dir, None, trainer, goes_on).map(Some),
+            None => Self::new(job, dir, world, trainer, goes_on).map(Some),
         }
     }
 
@@ -183,14 +187,16 @@ impl Saver {
         self.world.as_ref().is_none_or(|world| world.rank() == 0)
     }
 
-    /// Whether this rank wants a save after the step that was just made. Steps and epochs all ranks count alike; of the clock
-    /// the first rank's counts.
-    pub fn is_due(&self, job: &Job, step: usize) -> bool {
-        let by_time = match self.rule.every {
-            Some(super::Every::Time(pause)) => self.is_first() && self.began.elapsed() >= pause,
-            _ => false,
-        };
-        by_time || self.rule.is_due_after(step, job.steps_per_epoch)
+    /// Whether this rank wants a save after the step that was just made, which may have ended an epoch that took so long. Steps
+    /// and epochs all ranks count alike; of the clock the first rank's counts.
+    pub fn is_due(&self, job: &Job, step: usize, ended_epoch: Option<Duration>) -> bool {
+        let by_clock = self.is_first() && self.rule.is_due_by_clock(self.began.elapsed(), ended_epoch);
+        by_clock || self.rule.is_due_after(step, job.steps_per_epoch)
+    }
+
+    /// Whether training waits while a state is written. All ranks answer alike.
+    pub fn pauses(&self) -> bool {
+        self.pauses
     }
 
     /// Whether this rank still writes an earlier state, or makes it visible.
@@ -292,6 +298,12 @@ impl Saver {
             Err(error) => self.outcome.failed.push(format!("a checkpoint is not saved: {error}")),
         }
         Ok(())
+    }
+
+    /// Saves a state on the way, and waits until it is there; whether it is. All ranks call it together.
+    pub fn save_pausing(&mut self, store: &Store, elsewhere: &[Saved], record: &TrainerRecord) -> Result<bool, Error> {
+        self.began = Instant::now();
+        self.save_now(store, elsewhere, record, None)
     }
 
     /// Saves the state as it is now, and waits until it is there; whether it is. All ranks call it together.

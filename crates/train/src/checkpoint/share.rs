@@ -1,7 +1,6 @@
 //! Which rank writes what.
 
 use crate::error::Error;
-use crate::job::Job;
 use crate::together;
 use kolo_comm::Communicator;
 use kolo_exec::store::Entry;
@@ -58,11 +57,8 @@ fn writers(all: &[(bool, Vec<Held>)]) -> Result<BTreeMap<&Held, usize>, (usize, 
     Ok(writers)
 }
 
-/// Bytes of the copy that a rank of so many makes of its share, at most: none if the job saves only at its end.
-pub fn copied_bytes(job: &Job, graph: &Graph, workers: usize) -> usize {
-    if !job.saving.saves_on_the_way() {
-        return 0;
-    }
+/// Bytes of the copy that a rank of so many makes of its share, at most.
+pub fn copied_bytes(graph: &Graph, workers: usize) -> usize {
     let is_whole = |whole: &[usize], id: ValueId| whole.iter().product::<usize>() == graph.ty(id).elements();
     let params = graph.params().map(|(id, param)| {
         let whole = is_whole(param.whole(), id);

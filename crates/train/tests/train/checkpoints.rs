@@ -3,7 +3,7 @@
 use crate::workers::{assert_same, on_ranks, options, report};
 use kolo_ckpt::{RealDisk, SharedDisk};
 use kolo_train::asynchronous::{self, Roles};
-use kolo_train::checkpoint::CheckpointDir;
+use kolo_train::checkpoint::{CheckpointDir, Every};
 use kolo_train::interrupt::Interrupt;
 use kolo_train::session::{Observer, RunOptions, Silent, WorkerGroup};
 use kolo_train::{Error, Job, Report};
@@ -114,6 +114,97 @@ fn a_run_goes_on_in_any_layout() {
             assert_eq!(resumed.ended, "done", "{name}");
             assert_same(&name, &alone, &resumed);
             assert_eq!(resumed.history.len(), alone.history.len(), "{name}");
+        }
+    }
+}
+
+/// Evaluations within an epoch: where they are due, whether a run was stopped between them or right before one, and the best state
+/// of them is kept.
+#[test]
+fn evaluations_by_steps_go_on_where_they_were() {
+    let job = crate::job(&format!("{}[checkpoint]\nbest = \"loss\"\n", text("eval_every = \"7 steps\"\n")));
+    let whole = tempfile::tempdir().unwrap();
+    let (alone, _) = run_on(&job, (1, 0), whole.path(), None, false);
+    let rows = |report: &Report| -> Vec<_> {
+        let rows = report.history.iter().map(|row| (row.epoch, row.step, row.loss.to_bits(), row.metrics.clone()));
+        rows.collect()
+    };
+    assert_eq!(
+        alone.history.iter().map(|row| (row.epoch, row.step)).collect::<Vec<_>>(),
+        [(1, 7), (2, 14), (3, 21), (3, 25)]
+    );
+    let best = |root: &Path| {
+        let listed = kolo_ckpt::list(&RealDisk::shared(), root).unwrap();
+        listed.iter().map(|one| one.name.step).collect::<Vec<_>>()
+    };
+    let losses: Vec<f64> = alone.history.iter().map(|row| row.metrics["eval_loss"]).collect();
+    let least = (0..losses.len()).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
+    assert!(best(whole.path()).contains(&(alone.history[least].step as u64)), "{losses:?}");
+    for (after, workers) in [(7, 1), (10, 2), (20, 4)] {
+        let stopped = tempfile::tempdir().unwrap();
+        run_on(&job, (workers, 0), stopped.path(), Some(after), false);
+        let (resumed, seen) = run_on(&job, (1, 0), stopped.path(), None, true);
+        let name = format!("stopped after {after} on {workers}: {:?}", seen.notes);
+        assert_same(&name, &alone, &resumed);
+        assert_eq!(rows(&resumed), rows(&alone), "{name}");
+    }
+}
+
+/// The steps after which checkpoints became visible, with the step that was the last by then.
+#[derive(Default)]
+struct Saves {
+    last: usize,
+    seen: Vec<(usize, usize)>,
+}
+
+impl Observer for Saves {
+    fn step(&mut self, step: usize, _: f32, _: f64) {
+        self.last = step;
+    }
+
+    fn saved(&mut self, path: &Path) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        self.seen.push((name.strip_prefix("step-").unwrap().parse().unwrap(), self.last));
+    }
+}
+
+/// A job that does not say when to save plans no copy of its state. Where there is no memory for one, its steps wait.
+#[test]
+fn a_default_save_waits_where_there_is_no_memory_for_a_copy() {
+    let alone = report(&crate::job(&text("")), WorkerGroup::Alone);
+    for workers in [1, 2] {
+        let in_group = |job: &Arc<Job>, group: WorkerGroup| {
+            let options = group.options(job, 1).unwrap();
+            kolo_train::Trainer::in_group(Arc::clone(job), &group, options).unwrap().memory()
+        };
+        let planned = |job: &Arc<Job>| match workers {
+            1 => in_group(job, WorkerGroup::Alone).total(),
+            _ => on_ranks(workers, |world| in_group(job, WorkerGroup::Workers(world)).total())[0],
+        };
+        let total = planned(&crate::job(&text("")));
+        for (limit, waits) in [(total + 1024, true), (2 * total, false)] {
+            let settings = format!("{}[memory]\nlimit = {limit}\n", text(""));
+            let mut job = Arc::into_inner(crate::job(&settings)).unwrap();
+            // The clock strikes at every eighth step.
+            assert!(job.saving.by_default);
+            job.saving.every = Some(Every::Steps(8));
+            let (job, temp) = (Arc::new(job), tempfile::tempdir().unwrap());
+            assert_eq!(planned(&job), total, "a plan counts no copy");
+            let saving = |group: WorkerGroup| {
+                let mut saves = Saves::default();
+                let checkpoints = dir(temp.path(), false).filter(|_| group.is_rank_zero());
+                let options = RunOptions { checkpoints, ..options(group) };
+                (kolo_train::run(Arc::clone(&job), &options, &mut saves).unwrap().1, saves.seen)
+            };
+            let (report, seen) = match workers {
+                1 => saving(WorkerGroup::Alone),
+                _ => on_ranks(workers, |world| saving(WorkerGroup::Workers(world))).swap_remove(0),
+            };
+            assert_eq!(report.weights, alone.weights, "{workers} workers, limit {limit}");
+            let on_the_way: Vec<_> = seen.iter().filter(|(step, _)| *step < 25).collect();
+            assert!(!on_the_way.is_empty() && seen.last() == Some(&(25, 25)), "{seen:?}");
+            assert!(on_the_way.iter().all(|(step, last)| (step == last) == waits), "{waits}: {seen:?}");
+            assert_eq!(kolo_ckpt::list(&RealDisk::shared(), temp.path()).unwrap().len(), 2, "two are kept");
         }
     }
 }

@@ -8,6 +8,7 @@ mod files;
 mod generate;
 mod goldens;
 mod ignored;
+mod layer_goldens;
 mod layouts;
 mod metrics;
 mod op_goldens;

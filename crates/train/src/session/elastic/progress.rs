@@ -18,6 +18,9 @@ const ROWS: usize = 16;
 /// Steps that a run can be taken back by.
 const MARKS: usize = 2;
 
+/// A row of the history: epoch and step, seconds, loss, metrics.
+type HistoryRow = ([usize; 2], u64, u64, Vec<(String, u64)>);
+
 /// Where a run stands beside its tensors: the same on all ranks after the same step. Numbers are bits, so that none changes
 /// on its way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,7 +43,7 @@ pub(in super::super) struct Progress {
     /// Seconds since the run began.
     seconds: u64,
     log: [u64; 3],
-    history: Vec<(usize, u64, u64, Vec<(String, u64)>)>,
+    history: Vec<HistoryRow>,
     evaluated: Option<Evaluated>,
     /// Of a run that ends because it was interrupted: what to save of it.
     before: Option<TrainerRecord>,
@@ -148,7 +151,7 @@ impl Run<'_> {
     fn progress(&self) -> Progress {
         let row = |row: &EpochRow| {
             let metrics = to_bits(row.metrics.iter().map(|(name, value)| (name.as_str(), *value)));
-            (row.epoch, row.seconds.to_bits(), row.loss.to_bits(), metrics)
+            ([row.epoch, row.step], row.seconds.to_bits(), row.loss.to_bits(), metrics)
         };
         Progress {
             history: self.history.iter().map(row).collect(),
@@ -181,8 +184,9 @@ impl Run<'_> {
     }
 
     pub(super) fn take_up(&mut self, progress: Progress) {
-        let row = |(epoch, seconds, loss, metrics): &(usize, u64, u64, Vec<(String, u64)>)| EpochRow {
+        let row = |([epoch, step], seconds, loss, metrics): &HistoryRow| EpochRow {
             epoch: *epoch,
+            step: *step,
             seconds: f64::from_bits(*seconds),
             loss: f64::from_bits(*loss),
             metrics: metrics.iter().map(|(name, value)| (name.clone(), f64::from_bits(*value))).collect(),
@@ -251,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_run_is_taken_back_to_a_mark() {
-        let row = |epoch: usize| (epoch, 0, 0, Vec::new());
+        let row = |epoch: usize| ([epoch, 0], 0, 0, Vec::new());
         let mut later = Progress { step: 11, pending: true, history: vec![row(1), row(2)], ..Progress::default() };
         (9..=11).for_each(|step| later.note_row(step, 1, &[]));
         later.loss_count = 3;
