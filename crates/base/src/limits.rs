@@ -12,6 +12,16 @@ pub fn open_files_hint(error: &io::Error) -> Option<&'static str> {
     is_limit.then_some("raise the limit on open files (`ulimit -n`)")
 }
 
+/// The same of any limit on files: how many, and how large.
+pub fn limit_hint(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge if error.raw_os_error().is_some() => {
+            Some("raise the limit on the size of files (`ulimit -f`)")
+        }
+        _ => open_files_hint(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -260,6 +260,9 @@ pub struct Train {
     /// The directory that the supervisor has made for this run
     #[arg(long, hide = true, conflicts_with_all = ["out", "no_out"])]
     pub fresh_out: Option<PathBuf>,
+    /// The mark of this run in the lock file of its directory, which the supervisor holds
+    #[arg(long, hide = true)]
+    pub out_mark: Option<String>,
     /// Write the report (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,

@@ -15,6 +15,7 @@ use kolo_parallel::strategy::{Home, Part, Strategy};
 use kolo_train::checkpoint::CheckpointDir;
 use kolo_train::interrupt::{Interrupt, RunPhase};
 use kolo_train::record::OutDir;
+use kolo_train::run_dir::LockText;
 use kolo_train::session::{Elastic, GenerationStart, RunOptions, WorkerGroup};
 use kolo_train::{Job, Trainer};
 use std::path::Path;
@@ -307,7 +308,11 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
     let rank_info = join::invited_rank();
     let introduction = train::introduction(&job, &train, &rank_info, None)?;
     let member = invited.join(&introduction).map_err(parted)?;
-    let out = path.parent().map(|parent| OutDir::new(parent.to_path_buf(), train.out.is_some()));
+    let out = path.parent().map(|parent| {
+        // The directory is that of the job which this worker joins.
+        let mark = LockText::of(parent).and_then(|lock| lock.mark);
+        OutDir::new(parent.to_path_buf(), train.out.is_some()).marked(mark)
+    });
     leave_on(signals, &member)?;
     let told = Arc::new(AtomicBool::new(false));
     let ours = Arc::clone(&told);
@@ -357,7 +362,7 @@ pub fn out_of(args: &Train, rank_info: &RankInfo) -> Option<Option<OutDir>> {
     if !args.elastic || (rank_info.rank == 0 && !again) {
         return None;
     }
-    let told = |path: &Path, required: bool| OutDir::new(path.to_path_buf(), required);
+    let told = |path: &Path, required: bool| train::marked(OutDir::new(path.to_path_buf(), required), None, args);
     let out = args.out.as_deref().map(|path| told(path, true));
     Some(out.or_else(|| args.fresh_out.as_deref().map(|path| told(path, false))))
 }

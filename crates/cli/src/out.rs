@@ -9,6 +9,7 @@ use kolo_ckpt::StepName;
 use kolo_cluster::host_name;
 use kolo_train::checkpoint::{CHECKPOINTS, JOB_FILE};
 use kolo_train::record::OutDir;
+use kolo_train::run_dir::{LOCK, LockText, RunDir};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -138,16 +139,32 @@ pub struct RunLock {
     path: PathBuf,
     /// The directory was made for it.
     is_new: bool,
-    _file: fs::File,
+    file: fs::File,
+    dir: RunDir,
+    text: LockText,
 }
 
-/// Files that lock a directory, and are removed when its run ends; one that was killed leaves its own, which locks nothing.
-pub const LOCK: &str = ".lock";
 /// A network file system takes so long to find out that a host is gone, and its locks with it.
 const HOST_GONE_S_MAX: u64 = 120;
 
+impl RunLock {
+    /// What its file says of this run alone.
+    pub fn mark(&self) -> Option<String> {
+        self.text.mark.clone()
+    }
+
+    /// Whether the directory is still that of this run.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.dir.check().map_err(|lost| kolo_train::Error::from(lost).into())
+    }
+}
+
 impl Drop for RunLock {
     fn drop(&mut self) {
+        // Another run may have begun in another directory of this name.
+        if !is_same_file(&self.file, &self.path) {
+            return;
+        }
         let _ = fs::remove_file(&self.path);
         if let Some(dir) = self.path.parent().filter(|_| self.is_new) {
             // Fails if the run left something.
@@ -177,12 +194,12 @@ fn lock_within(dir: &Path, patience: Duration) -> Result<Option<RunLock>, Failur
         };
         match file.try_lock() {
             Err(fs::TryLockError::WouldBlock) => {
-                let holder = fs::read_to_string(&path).unwrap_or_default();
+                let holder = LockText::of(dir).unwrap_or_default().holder;
                 if !is_elsewhere(&holder) || begun.elapsed() >= patience {
                     return Err(in_use(dir, &holder));
                 }
                 if !is_told {
-                    let (dir, holder) = (dir.display(), holder.trim());
+                    let dir = dir.display();
                     print_error(&format!("note: {dir} is in use by another run, {holder}; waiting in case it is gone"));
                 }
                 is_told = true;
@@ -199,8 +216,13 @@ fn lock_within(dir: &Path, patience: Duration) -> Result<Option<RunLock>, Failur
         }
         if is_same_file(&file, &path) {
             let _ = file.set_len(0);
-            let _ = fs::write(&path, format!("process {} on {}\n", std::process::id(), host_name()));
-            return Ok(Some(RunLock { path, is_new, _file: file }));
+            let mut text = LockText::fresh(format!("process {} on {}", std::process::id(), host_name()));
+            if fs::write(&path, text.written()).is_err() {
+                // On a full disk nobody can tell by it whose the directory is.
+                text.mark = None;
+            }
+            let Ok(dir) = RunDir::open(dir, text.mark.clone()) else { return Ok(None) };
+            return Ok(Some(RunLock { path, is_new, file, dir, text }));
         }
     }
     Ok(None)
@@ -214,13 +236,12 @@ fn is_same_file(file: &fs::File, path: &Path) -> bool {
 
 /// Whether this holder of a lock is on another host.
 fn is_elsewhere(holder: &str) -> bool {
-    let holder = holder.trim();
     !holder.is_empty() && !holder.ends_with(&format!(" on {}", host_name()))
 }
 
 /// Somebody holds the lock.
 fn in_use(dir: &Path, holder: &str) -> Failure {
-    let (place, is_elsewhere, holder) = (dir.display(), is_elsewhere(holder), holder.trim());
+    let (place, is_elsewhere) = (dir.display(), is_elsewhere(holder));
     let who = if holder.is_empty() { String::new() } else { format!(", {holder}") };
     let gone = if is_elsewhere { format!("; if that process is gone, remove {place}/{LOCK}") } else { String::new() };
     let hint = format!("wait until it ends, stop it, or name another directory{gone}");
@@ -337,7 +358,8 @@ mod tests {
             names(dir).contains(&"rank-12.log".into()) && names(dir).contains(&"metrics.jsonl".into()),
             "nothing began"
         );
-        let out = OutDir { path: dir.into(), required: true, stale: claim(dir, true, RunFiles::All).unwrap() };
+        let stale = claim(dir, true, RunFiles::All).unwrap();
+        let out = OutDir::new(dir.into(), true).replacing(stale);
         kolo_train::record::Record::create(Some(&out), "of the new one", None, &mut |_| {}).unwrap();
         assert_eq!(fs::read_to_string(dir.join(JOB_FILE)).unwrap(), "of the new one");
         let mut left: Vec<String> = theirs.map(String::from).into();
@@ -388,6 +410,28 @@ mod tests {
         // Where no lock can be had, the run itself says what is wrong.
         fs::write(temp.path().join("file"), "").unwrap();
         assert!(lock(&temp.path().join("file")).unwrap().is_none());
+    }
+
+    /// As when a user removes the directory of a run that goes on, and begins another one there.
+    #[test]
+    fn a_run_leaves_the_lock_of_another_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("run");
+        let first = lock(&dir).unwrap().unwrap();
+        assert!(first.check().is_ok());
+        fs::remove_dir_all(&dir).unwrap();
+        assert!(
+            first.check().unwrap_err().message().contains("it was removed or renamed while this run wrote into it")
+        );
+        let second = lock(&dir).unwrap().unwrap();
+        let refused = first.check().unwrap_err();
+        let who = format!("it is in use by another run, process {} on {}", std::process::id(), host_name());
+        assert!(refused.message().contains(&who), "{}", refused.message());
+        drop(first);
+        assert!(second.check().is_ok() && LockText::of(&dir).unwrap().mark == second.mark());
+        assert!(lock(&dir).unwrap_err().message().contains("is in use by another run"));
+        drop(second);
+        assert!(!dir.exists());
     }
 
     #[test]

@@ -27,6 +27,7 @@ use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, DataStages, DataWait, Planned, Report, Skipped};
+use kolo_train::run_dir::LOCK;
 use kolo_train::session::{INTERRUPTED, RunOptions, WorkerGroup};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
@@ -83,6 +84,8 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
         }
         None => alone(&job, args, out.clone()),
     };
+    // Of workers elsewhere, none may have seen that the directory is gone here.
+    let outcome = outcome.and_then(|()| lock.as_ref().map_or(Ok(()), RunLock::check));
     drop(lock);
     if outcome.is_err() {
         out::remove_if_empty(out.as_ref());
@@ -126,13 +129,13 @@ fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Cl
             // Whoever begins the run after a loss does not know of them.
             stale.drain(..).try_for_each(|path| out::remove(&path))?;
         }
-        return Ok((Some(OutDir { path: path.clone(), required: true, stale }), lock));
+        return Ok((Some(marked(OutDir::new(path.clone(), true), lock.as_ref(), args).replacing(stale)), lock));
     }
     if args.resume && !started_by_us {
         if let Some(last) = out::last(&job.name) {
             let lock = locked(&last.path)?;
             out::clear_logs(&last.path, RunFiles::All)?;
-            return Ok((Some(last), lock));
+            return Ok((Some(marked(last, lock.as_ref(), args)), lock));
         }
         return fresh_out(args, job);
     }
@@ -144,19 +147,24 @@ fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Cl
         }
         Some(path) => {
             interrupt::leave_no_empty(path, None);
-            Ok((Some(OutDir::new(path.clone(), false)), None))
+            Ok((Some(marked(OutDir::new(path.clone(), false), None, args)), None))
         }
         None if none => Ok((None, None)),
         None => fresh_out(args, job),
     }
 }
 
+/// With the mark of its run: of the lock that this process holds, or of its supervisor's.
+pub fn marked(out: OutDir, lock: Option<&RunLock>, args: &Train) -> OutDir {
+    out.marked(lock.map_or_else(|| args.out_mark.clone(), RunLock::mark))
+}
+
 /// A directory of this run's own, under `runs`.
 fn fresh_out(args: &Train, job: &Job) -> Result<Claimed, Failure> {
     let Some(out) = out::fresh(&job.name, args.quiet) else { return Ok((None, None)) };
     let lock = out::lock(&out.path)?;
-    interrupt::leave_no_empty(&out.path, Some(&out.path.join(out::LOCK)));
-    Ok((Some(out), lock))
+    interrupt::leave_no_empty(&out.path, Some(&out.path.join(LOCK)));
+    Ok((Some(marked(out, lock.as_ref(), args)), lock))
 }
 
 /// What can be known before anybody is started.
@@ -492,6 +500,7 @@ fn how_to_go_on(args: &Train, options: &RunOptions) -> String {
 
 /// Writes the report where it was asked for, and into the run's directory.
 fn write_report(args: &Train, options: &RunOptions, report: &Report, beside: Option<&Report>) -> Result<(), Failure> {
+    options.out.as_ref().map_or(Ok(()), OutDir::check)?;
     let failed = |error| Failure::job(format!("the report: {error}"), "this is a bug; please report it");
     let mut value = serde_json::to_value(report).map_err(failed)?;
     if let Some(beside) = beside {
@@ -541,6 +550,7 @@ fn keep_measured(report: &mut Value, path: &Path) {
 
 /// Writes a file into a run's directory, which the run may be able to do without.
 fn write_into(out: &OutDir, name: &str, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
+    out.check()?;
     match write_file(&out.path.join(name), contents) {
         Err(failure) if !out.required => {
             print_error(&format!("note: {}", failure.message()));

@@ -274,13 +274,18 @@ pub fn supervise(
         signal = ended_by(notice).or(signal);
         show(&mut shown, notice);
     };
+    // Right after the command's name: behind a `--` they would be files.
+    let mut told: Vec<OsString> = Vec::new();
+    if let Some(OutDir { path, required: false, .. }) = out.filter(|_| workers.hosts.is_none()) {
+        told.extend(["--fresh-out".into(), path.into()]);
+    }
+    if let Some(mark) = out.and_then(|out| out.mark.as_ref()) {
+        told.extend(["--out-mark".into(), mark.into()]);
+    }
     let outcome = match &workers.hosts {
         None => {
             let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-            if let Some(OutDir { path, required: false, .. }) = out {
-                // Right after the command's name: behind a `--` it would be a file.
-                arguments.splice(1..1, ["--fresh-out".into(), path.into()]);
-            }
+            arguments.splice(1..1, told);
             let mut options = local::LocalOptions::new(world, program, arguments);
             options.out = logs;
             options.heartbeat_ms = workers.heartbeat_ms;
@@ -295,7 +300,8 @@ pub fn supervise(
                 let hint = "name as many workers in --hosts as workers and servers together";
                 return Err(Failure::usage(format!("--hosts {list} does not have {world} slots"), hint));
             }
-            let arguments = std::env::args().skip(1).collect();
+            let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+            arguments.splice(1..1, told.iter().map(|word| word.to_string_lossy().into_owned()));
             let mut options = hosts::HostsOptions::new(slots, &program.to_string_lossy(), arguments);
             options.shell = workers.ssh.split_whitespace().map(String::from).collect();
             if options.shell.is_empty() {

@@ -183,6 +183,18 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
+    fn its_limit_is_as_documented() {
+        for (name, text) in [
+            ("wire.md", format!("| the same at the coordinator's | {HANDSHAKES_MAX}, and one for each rank |")),
+            ("threat-model.md", format!("at the coordinator's {HANDSHAKES_MAX} and one for each rank")),
+        ] {
+            let path = format!("{}/../../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+            let document = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(document.contains(&text), "{name}: {text}");
+        }
+    }
+
+    #[test]
     fn unauthenticated_connections_get_no_byte_and_do_not_keep_members_out() {
         let key = JobKey::fresh().unwrap();
         let (mut listener, address) =

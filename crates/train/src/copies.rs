@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::parts::{Holding, Part, Run};
 use crate::together;
 use kolo_comm::task::packed_parts;
-use kolo_comm::{CallKind, Communicator, ElementType, Fault, Request, Ticket};
+use kolo_comm::{CallKind, Communicator, ElementType, Fault, Request, Ticket, host};
 use kolo_exec::Store;
 use kolo_exec::store::{Copier, Entry};
 use kolo_graph::Graph;
@@ -70,12 +70,20 @@ pub(crate) struct Copies {
 impl Copies {
     /// Copies of shares of the state, with the parameters or without. All ranks call it together.
     pub fn new(world: &Communicator, store: &Store, shards_weights: bool) -> Result<Self, Error> {
+        // Machines may have one name, and containers of one machine several.
+        let machine = host::kernel().unwrap_or_else(|| world.watch().host(world.rank()));
+        Self::on_machine(machine, world, store, shards_weights)
+    }
+
+    /// The same for a rank on this machine.
+    fn on_machine(machine: String, world: &Communicator, store: &Store, shards_weights: bool) -> Result<Self, Error> {
         let own = world.split(0, world.rank() as i64)?;
-        let text = serde_json::to_vec(&Share::of(store, shards_weights)).map_err(|error| Error::bug(&error))?;
-        let shares: Result<Vec<Share>, _> =
+        let text =
+            serde_json::to_vec(&(machine, Share::of(store, shards_weights))).map_err(|error| Error::bug(&error))?;
+        let told: Result<Vec<(String, Share)>, _> =
             together::gather_bytes(Some(world), &text)?.iter().map(|text| serde_json::from_slice(text)).collect();
-        let mut shares = shares.map_err(|error| Error::bug(&error))?;
-        let hosts: Vec<String> = (0..world.size()).map(|rank| world.watch().host(rank)).collect();
+        let (hosts, mut shares): (Vec<String>, Vec<Share>) =
+            told.map_err(|error| Error::bug(&error))?.into_iter().unzip();
         let buddies = buddies(&hosts);
         let rank = world.rank();
         let ward = buddies.iter().position(|buddy| *buddy == rank).unwrap_or(rank);
@@ -281,6 +289,18 @@ mod tests {
         for _ in 0..count {
             trainer.step().unwrap();
         }
+    }
+
+    /// Two machines may have one name, as their names are the images' that they were made from.
+    #[test]
+    fn copies_go_to_another_machine() {
+        let job = wide("adamw", 1);
+        let buddies = on_ranks(4, |world| {
+            let trainer = trainer(&job, &world);
+            let machine = if world.rank() < 2 { "one" } else { "another" };
+            Copies::on_machine(machine.into(), &world, trainer.store(), false).unwrap().buddy
+        });
+        assert!(buddies.iter().enumerate().all(|(rank, buddy)| (rank < 2) != (*buddy < 2)), "{buddies:?}");
     }
 
     /// Every rank is in the middle of its update when rank 2 is lost; two are left of the others, or one joins.

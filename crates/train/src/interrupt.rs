@@ -7,6 +7,7 @@
 use std::ffi::CString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -99,16 +100,21 @@ static UNUSED: OnceLock<Unused> = OnceLock::new();
 
 struct Unused {
     directory: CString,
-    /// A file in it that goes with it: this process's lock.
-    lock: Option<CString>,
+    /// A file in it that goes with it: this process's lock, with its device and number, as another run may have one there by
+    /// then.
+    lock: Option<(CString, [u64; 2])>,
 }
 
 /// If the process is ended before its first step, this directory goes, unless there is something in it beside this lock of the
 /// process itself.
 pub fn leave_no_empty(directory: &Path, lock: Option<&Path>) {
     let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).ok();
+    let held = |path: &Path| {
+        let meta = std::fs::symlink_metadata(path).ok()?;
+        Some((text(path)?, [meta.dev(), meta.ino()]))
+    };
     if let Some(directory) = text(directory) {
-        let _ = UNUSED.set(Unused { directory, lock: lock.and_then(text) });
+        let _ = UNUSED.set(Unused { directory, lock: lock.and_then(held) });
     }
 }
 
@@ -160,9 +166,14 @@ fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>, is
     // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
     if phase == RunPhase::Starting as u8 || (again && signal == SIGINT && !is_same) {
         if let Some(Unused { directory, lock }) = UNUSED.get() {
-            if let Some(path) = lock {
-                // SAFETY: a string that is never changed; the call is allowed in a handler.
-                unsafe { libc::unlink(path.as_ptr()) };
+            if let Some((path, number)) = lock {
+                // SAFETY: a string that is never changed, and a live value to write to; the calls are allowed in a handler.
+                unsafe {
+                    let mut there: libc::stat = std::mem::zeroed();
+                    if libc::lstat(path.as_ptr(), &mut there) == 0 && [there.st_dev, there.st_ino] == *number {
+                        libc::unlink(path.as_ptr());
+                    }
+                }
             }
             // SAFETY: as above; it fails if there is a file in it.
             unsafe { libc::rmdir(directory.as_ptr()) };

@@ -39,6 +39,7 @@ pub mod quantiles;
 pub mod rate_scaling;
 pub mod record;
 pub mod report;
+pub mod run_dir;
 pub mod schedule;
 pub mod session;
 pub mod step;

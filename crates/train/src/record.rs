@@ -4,12 +4,14 @@ use crate::checkpoint::JOB_FILE;
 use crate::error::Error;
 use crate::events::EventWriter;
 use crate::metrics::MetricsFile;
+use crate::run_dir::RunDir;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 /// Where a run's files go.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct OutDir {
     pub path: PathBuf,
     /// The user asked for it: a file that cannot be written at the start ends the run, and one that cannot be written later
@@ -17,11 +19,48 @@ pub struct OutDir {
     pub required: bool,
     /// Files of an earlier run that this one replaces. They go when it has begun, not before: a job that does not fit loses nothing.
     pub stale: Vec<PathBuf>,
+    /// The mark of this run in the lock file of the directory, if it has one.
+    pub mark: Option<String>,
+    /// The directory as it was when this process began to write there.
+    held: Arc<OnceLock<RunDir>>,
 }
 
 impl OutDir {
     pub fn new(path: PathBuf, required: bool) -> Self {
-        Self { path, required, stale: Vec::new() }
+        Self { path, required, stale: Vec::new(), mark: None, held: Arc::default() }
+    }
+
+    /// The same, in place of these files of an earlier run.
+    pub fn replacing(self, stale: Vec<PathBuf>) -> Self {
+        Self { stale, ..self }
+    }
+
+    /// The same, for a run with this mark in the lock file.
+    pub fn marked(self, mark: Option<String>) -> Self {
+        Self { mark, ..self }
+    }
+
+    /// Makes the directory if it is not there, and remembers it, for whoever writes the run's results. Refuses one that another
+    /// run has taken over.
+    pub fn hold(&self) -> Result<(), Error> {
+        if self.held.get().is_none() {
+            // Why it cannot be made or opened, whoever writes there says.
+            let _ = std::fs::create_dir_all(&self.path);
+            if let Ok(dir) = RunDir::open(&self.path, self.mark.clone()) {
+                let _ = self.held.set(dir);
+            }
+        }
+        self.check()
+    }
+
+    /// Whether the directory is still that of this run, as far as this process writes there.
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(self.dir().map_or(Ok(()), RunDir::check)?)
+    }
+
+    /// The directory as this process holds it.
+    pub fn dir(&self) -> Option<&RunDir> {
+        self.held.get()
     }
 }
 
@@ -55,7 +94,7 @@ impl Record {
         resumed: Option<(usize, bool)>,
         note: &mut dyn FnMut(&str),
     ) -> Result<Self, Error> {
-        let Some(OutDir { path, required, stale }) = out else { return Ok(Self::none()) };
+        let Some(OutDir { path, required, stale, .. }) = out else { return Ok(Self::none()) };
         let mut record = Self { required: *required, ..Self::none() };
         let remove = |path: &PathBuf| {
             let is_dir = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir());

@@ -304,6 +304,9 @@ impl<'r> Run<'r> {
             Some(elastic) => !elastic.any_state(ties.workers())?,
             None => true,
         };
+        if options.group.is_rank_zero() {
+            options.out.as_ref().map_or(Ok(()), OutDir::hold)?;
+        }
         let resumed = match dir.as_ref().filter(|dir| dir.resume && first) {
             Some(dir) => resume(&job, dir, &ties, &mut trainer, observer)?,
             None => None,
@@ -315,6 +318,9 @@ impl<'r> Run<'r> {
             Some(dir) => Saver::of_run(&job, dir, ties.links.as_ref(), ties.world.as_ref(), &trainer, !first)?,
             None => None,
         };
+        if let Some((saver, out)) = saver.as_mut().zip(options.out.as_ref()) {
+            saver.write_into(out);
+        }
         let begin = Instant::now();
         let out = options.out.as_ref().filter(|_| options.group.is_rank_zero() && first);
         let from = resumed.as_ref().map(|record| (record.step, record.pending));
@@ -695,6 +701,8 @@ impl<'r> Run<'r> {
         let is_saved = saver.save_now(self.trainer.store(), elsewhere, record, weights)?;
         let outcome = saver.take_outcome();
         outcome.saved.iter().for_each(|path| self.observer.saved(path));
+        // Whether or not anybody asked for it: what was written there is gone, or among the files of another run.
+        self.options.out.as_ref().map_or(Ok(()), OutDir::check)?;
         match outcome.failed.last() {
             Some(message) if self.must_save && !is_saved => {
                 // Whatever else could not be written has not been told yet.

@@ -365,3 +365,49 @@ pub fn tune(socket: &TcpStream, socket_bytes: usize, stall: Duration) -> std::io
     // It also ends links to peers that are alive and do not read, so it must not be shorter than a call may take.
     socket.set_tcp_user_timeout(Some(stall))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::{HELLO_BYTES, PROOF_BYTES};
+    use crate::communicator::CALL_BYTES_MAX;
+    use crate::failure_report::FAILURE_BYTES_MAX;
+    use crate::record::RECORD_BYTES_MAX;
+    use crate::tcp::STREAMS_MAX;
+    use crate::tcp::frame::SEGMENT_BYTES_MAX;
+
+    fn document(name: &str) -> String {
+        let path = format!("{}/../../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).replace('\n', " ")
+    }
+
+    /// The documents name these limits, for those who write another end of the link.
+    #[test]
+    fn limits_are_as_documented() {
+        let options = TcpOptions::local(crate::JobKey::fresh().unwrap(), 1);
+        let seconds = options.handshake_timeout.as_secs();
+        let rows = [
+            ("hello, reply", format!("{HELLO_BYTES} bytes")),
+            ("proof", format!("{PROOF_BYTES} bytes")),
+            ("payload of a record", format!("{} MiB", RECORD_BYTES_MAX >> 20)),
+            ("payload of a frame", format!("{} MiB", SEGMENT_BYTES_MAX >> 20)),
+            ("failure report", format!("{} KiB", FAILURE_BYTES_MAX >> 10)),
+            ("bytes of one call", format!("{} TiB", CALL_BYTES_MAX >> 40)),
+            ("streams between two ranks", STREAMS_MAX.to_string()),
+            (
+                "held for receives that have not come",
+                format!("{} MiB per peer by default", options.held_bytes_max >> 20),
+            ),
+            ("connections at a rank's listener without an authentic hello", UNAUTHENTICATED_MAX.to_string()),
+            ("time to authenticate", format!("{seconds} s by default")),
+        ];
+        let wire = document("wire.md");
+        for (what, value) in rows {
+            assert!(wire.contains(&format!("| {what} | {value} |")), "{what}: {value}");
+        }
+        let threats = document("threat-model.md");
+        let slow =
+            format!("{seconds} seconds to authenticate; at most {UNAUTHENTICATED_MAX} unauthenticated connections");
+        assert!(threats.contains(&slow), "{slow}");
+    }
+}

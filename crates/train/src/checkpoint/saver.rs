@@ -4,6 +4,8 @@ use super::restore::{DATA, DataRecord};
 use super::{CheckpointDir, SavingRule, TrainerRecord, share};
 use crate::error::Error;
 use crate::job::Job;
+use crate::record::OutDir;
+use crate::run_dir::RunDir;
 use crate::trainer::Trainer;
 use crate::{machine, together};
 use kolo_base::{lock, wait};
@@ -129,6 +131,8 @@ pub(crate) struct Saver {
     saved_step: Option<usize>,
     /// At the first rank: the step of the last checkpoint that it knows to be visible.
     visible: Option<usize>,
+    /// At the first rank: the run's directory, into which it writes.
+    out: Option<OutDir>,
     outcome: Ending,
 }
 
@@ -162,9 +166,15 @@ impl Saver {
             pauses: together::any(world.as_deref(), !trainer.has_room_for_copy())?,
             saved_step: None,
             visible: None,
+            out: None,
             outcome: Ending::default(),
             world,
         })
+    }
+
+    /// The checkpoints are in this directory: nothing becomes visible there, and nothing is removed, unless it is the run's.
+    pub fn write_into(&mut self, out: &OutDir) {
+        self.out = Some(out.clone());
     }
 
     /// The saver of a run: of all workers, or with parameter servers of the first, which has what the servers hold.
@@ -257,8 +267,7 @@ impl Saver {
         self.saved_step = Some(record.step);
         let (staging, header) = (self.staging(record.step), self.header(record, None));
         let copier = store.copier(&self.chosen(store, &elsewhere));
-        let shard =
-            Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
+        let shard = self.shard(staging.clone(), !elsewhere.is_empty());
         let (opener, buffer) = (Arc::clone(&gate), std::mem::take(&mut self.buffer));
         let work = move || shard.copy_and_write((&copier, threads), &opener, buffer, &elsewhere);
         let thread = std::thread::Builder::new().name("kolo-checkpoint".into()).spawn(work);
@@ -328,8 +337,7 @@ impl Saver {
         let (staging, header) = (self.staging(record.step), self.header(record, weights));
         let own = self.chosen(store, elsewhere);
         let here = own.iter().map(|number| piece(&store.entries()[*number], store.bytes_of(*number)));
-        let shard =
-            Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
+        let shard = self.shard(staging.clone(), !elsewhere.is_empty());
         let written = shard.write(&mut here.chain(elsewhere.iter().map(saved_piece)));
         if let Some(shards) = self.gather(&staging, written)? {
             let outcome = self.publication(staging, header, shards, Unfinished::All).publish();
@@ -422,6 +430,13 @@ impl Saver {
         kolo_ckpt::staging_dir(&self.dir.root, step as u64, self.attempt)
     }
 
+    /// What writes this rank's share, which may be that of others, too.
+    fn shard(&self, staging: PathBuf, has_others: bool) -> Shard {
+        let root = Some(self.dir.root.clone()).filter(|_| has_others || !self.own.is_empty());
+        let (disk, out) = (Arc::clone(&self.disk), self.out.clone());
+        Shard { disk, out, root, staging, rank: self.rank(), ranks: self.ranks() }
+    }
+
     fn publication(
         &self,
         staging: PathBuf,
@@ -429,8 +444,8 @@ impl Saver {
         shards: Vec<Summary>,
         unfinished: Unfinished,
     ) -> Publication {
-        let (disk, root) = (Arc::clone(&self.disk), self.dir.root.clone());
-        Publication { disk, root, staging, header, shards, rule: self.rule.clone(), unfinished }
+        let (disk, out, root) = (Arc::clone(&self.disk), self.out.clone(), self.dir.root.clone());
+        Publication { disk, out, root, staging, header, shards, rule: self.rule.clone(), unfinished }
     }
 
     /// The entries to write: what servers hold is theirs.
@@ -510,6 +525,9 @@ fn make_root(root: &Path, goes_on: bool) -> Result<(u64, bool), String> {
 /// Where a rank writes its share.
 struct Shard {
     disk: SharedDisk,
+    out: Option<OutDir>,
+    /// The directory of checkpoints, if this rank has anything to write there.
+    root: Option<PathBuf>,
     staging: PathBuf,
     rank: usize,
     ranks: usize,
@@ -534,6 +552,13 @@ impl Shard {
     }
 
     fn write(&self, pieces: &mut dyn Iterator<Item = Piece<'_>>) -> Result<Summary, CkptError> {
+        check(self.out.as_ref())?;
+        if let Some(root) = self.root.as_ref().filter(|root| !self.disk.is_dir(root)) {
+            // What was removed is not made again: it would hold nothing but this.
+            let what = "it was removed while this run wrote into it".to_string();
+            let hint = "let --out name a directory that stays as it is until the run ends".into();
+            return Err(CkptError::Refused { path: root.clone(), what, hint });
+        }
         kolo_ckpt::write_shard(&*self.disk, &self.staging, self.rank, self.ranks, pieces, &|_| {})
     }
 }
@@ -541,6 +566,7 @@ impl Shard {
 /// What the first rank does when all have written.
 struct Publication {
     disk: SharedDisk,
+    out: Option<OutDir>,
     root: PathBuf,
     staging: PathBuf,
     header: Header,
@@ -553,12 +579,17 @@ struct Publication {
 impl Publication {
     /// Makes the checkpoint visible, then removes those that are not to be kept.
     fn publish(&self) -> Result<Published, CkptError> {
+        if let Err(lost) = check(self.out.as_ref()) {
+            kolo_ckpt::discard(&*self.disk, &self.staging);
+            return Err(lost);
+        }
         let path = kolo_ckpt::commit(&*self.disk, &self.root, &self.staging, &self.header, &self.shards)?;
         let left = self.clean_up(&path).err();
         Ok(Published { path, left })
     }
 
     fn clean_up(&self, committed: &Path) -> Result<(), CkptError> {
+        check(self.out.as_ref())?;
         let best = self.best()?;
         let (newest, committed) = (self.rule.keep, Some(committed));
         let keep = Keep { newest, best: best.as_deref(), committed, unfinished: self.unfinished };
@@ -584,6 +615,11 @@ impl Publication {
         }
         Ok(best.map(|(_, path)| path))
     }
+}
+
+/// Whether the run's directory is still its own.
+fn check(out: Option<&OutDir>) -> Result<(), CkptError> {
+    Ok(out.and_then(OutDir::dir).map_or(Ok(()), RunDir::check)?)
 }
 
 fn role(role: kolo_exec::store::Role) -> kolo_ckpt::Role {

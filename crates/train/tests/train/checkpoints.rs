@@ -5,6 +5,8 @@ use kolo_ckpt::{RealDisk, SharedDisk};
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::{CheckpointDir, Every};
 use kolo_train::interrupt::Interrupt;
+use kolo_train::record::OutDir;
+use kolo_train::run_dir::{LOCK, LockText};
 use kolo_train::session::{Observer, RunOptions, Silent, WorkerGroup};
 use kolo_train::{Error, Job, Report};
 use std::path::{Path, PathBuf};
@@ -562,4 +564,77 @@ fn a_directory_that_cannot_be_written_stops_no_training() {
     options.checkpoints.iter_mut().for_each(|dir| dir.required = true);
     let error = kolo_train::run(job, &options, &mut spoiler).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::Checkpoint { .. }) && error.to_string().contains("checkpoints"), "{error}");
+}
+
+/// Does something to the run's directory after a step.
+struct Meddler<'m> {
+    after: usize,
+    meddle: &'m dyn Fn(),
+    notes: Vec<String>,
+}
+
+impl Observer for Meddler<'_> {
+    fn step(&mut self, step: usize, _: f32, _: f64) {
+        if step == self.after {
+            (self.meddle)();
+        }
+    }
+
+    fn note(&mut self, text: &str) {
+        self.notes.push(text.into());
+    }
+}
+
+/// Nothing of a run comes among the files of another one that has its directory by now, and nobody takes what is lost for saved.
+#[test]
+fn a_directory_that_is_another_by_now_is_left_alone() {
+    let job = crate::job(&text("[checkpoint]\nevery = \"2 steps\"\nkeep = 1\n"));
+    let run = |out: OutDir, meddle: &dyn Fn()| {
+        let checkpoints = dir(&out.path.join("checkpoints"), false);
+        let mut meddler = Meddler { after: 7, meddle, notes: Vec::new() };
+        let options = RunOptions { checkpoints, out: Some(out), ..options(WorkerGroup::Alone) };
+        let outcome = kolo_train::run(Arc::clone(&job), &options, &mut meddler).map(|_| ());
+        (outcome.map_err(|error| error.to_string()), meddler.notes)
+    };
+    // Whether or not the user asked for a directory.
+    for required in [true, false] {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("run");
+        let removed = || std::fs::remove_dir_all(&path).unwrap();
+        let (ended, notes) = run(OutDir::new(path.clone(), required), &removed);
+        let message = ended.unwrap_err();
+        assert!(message.contains("run: it was removed or renamed while this run wrote into it"), "{message}");
+        assert!(notes.iter().any(|note| note.contains("it was removed or renamed")), "{notes:?}");
+        assert!(!path.exists(), "nothing is made anew");
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let (path, aside) = (temp.path().join("run"), temp.path().join("aside"));
+    let theirs = || {
+        let names = std::fs::read_dir(path.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.into_string().unwrap()).collect::<Vec<_>>()
+    };
+    let another = || {
+        std::fs::rename(&path, &aside).unwrap();
+        std::fs::create_dir_all(path.join("checkpoints/step-00000001")).unwrap();
+        let lock = LockText { holder: "process 7 on node3".into(), mark: Some("theirs".into()) };
+        std::fs::write(path.join(LOCK), lock.written()).unwrap();
+    };
+    let (ended, _) = run(OutDir::new(path.clone(), true).marked(Some("ours".into())), &another);
+    assert!(ended.unwrap_err().contains("run: it is in use by another run, process 7 on node3"));
+    assert_eq!(theirs(), ["step-00000001"]);
+    // Nor does one that begins while another has it.
+    let (ended, _) = run(OutDir::new(path.clone(), true).marked(Some("ours".into())), &|| {});
+    assert!(ended.unwrap_err().contains("run: it is in use by another run, process 7 on node3"));
+    assert_eq!(theirs(), ["step-00000001"]);
+    // One that has its name again in time has lost nothing.
+    let back = tempfile::tempdir().unwrap();
+    let (path, aside) = (back.path().join("run"), back.path().join("aside"));
+    let (ended, _) = run(OutDir::new(path.clone(), true), &|| std::fs::rename(&path, &aside).unwrap());
+    assert!(ended.is_err());
+    std::fs::rename(&aside, &path).unwrap();
+    let (ended, _) = run(OutDir::new(path.clone(), true), &|| {
+        std::fs::rename(&path, &aside).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+    });
+    assert_eq!(ended, Ok(()));
 }
