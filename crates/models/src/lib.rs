@@ -160,6 +160,11 @@ pub fn data_shape(data: Option<&[Field]>, name: &str) -> Option<Vec<usize>> {
     data?.iter().find(|field| field.name == name).map(|field| field.shape.clone())
 }
 
+/// The number of tokens that the data know, as inputs or as targets: the last ones may be targets alone.
+pub fn data_vocab(data: Option<&[Field]>) -> Option<usize> {
+    data_classes(data, "x").map(|classes| classes.max(data_classes(data, "y").unwrap_or(0)))
+}
+
 /// The number of classes of field `name` in the data, if it is known and an index.
 pub fn data_classes(data: Option<&[Field]>, name: &str) -> Option<usize> {
     match data?.iter().find(|field| field.name == name)?.kind {
