@@ -14,6 +14,7 @@ pub mod lstm;
 pub mod mlp;
 pub mod outputs;
 pub mod resnet;
+mod token_lstm;
 pub mod vgg;
 
 pub use outputs::{Better, Counted, Mean, Outputs, classify};

@@ -4,6 +4,7 @@ use super::restore::{DATA, DataRecord};
 use super::{CheckpointDir, SavingRule, TrainerRecord, share};
 use crate::error::Error;
 use crate::job::Job;
+use crate::model_record::model_record;
 use crate::{machine, together};
 use kolo_base::{lock, wait};
 use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary, Unfinished};
@@ -106,8 +107,8 @@ pub(crate) struct Saver {
     /// Earlier generations may have saved what this one is about to save.
     goes_on: bool,
     settings: Vec<(String, String)>,
-    /// How the job sees its files, for whoever uses the model on others.
-    preprocessing: Option<String>,
+    /// What it says of its model, for whoever uses it elsewhere.
+    model: serde_json::Value,
     /// Which data it is trained on.
     data: Option<DataRecord>,
     /// The entries of the store that this rank writes.
@@ -149,7 +150,7 @@ impl Saver {
             own: share::own(world.as_deref(), entries, sees)?,
             world,
             settings: job.settings.clone(),
-            preprocessing: job.source.preprocessing(),
+            model: model_record(job, &dir.job_text),
             data: job.data_record(),
             buffer: Vec::new(),
             writing: None,
@@ -435,7 +436,7 @@ impl Saver {
             weights: weights.unwrap_or_default(),
             settings: self.settings.clone(),
             trainer,
-            model: serde_json::json!({ "job": self.dir.job_text, "preprocessing": self.preprocessing }),
+            model: self.model.clone(),
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             version: env!("CARGO_PKG_VERSION").into(),
             workers: self.ranks() as u64,
