@@ -7,7 +7,8 @@ use crate::progress::Bar;
 use crate::saved::{SavedArgs, Trained};
 use crate::whole_file::WholeFile;
 use clap::{Args, ValueEnum};
-use kolo_data::{Field, SampleName, Source};
+use kolo_data::prefetch::Values;
+use kolo_data::{Field, Kind, SampleName, Source, TargetScale};
 use kolo_train::machine::format_count;
 use kolo_train::predict::{PredictionKind, Predictor, softmax};
 use serde_json::{Value, json};
@@ -54,6 +55,15 @@ struct Named {
     key: bool,
 }
 
+/// What a sample's file says of it.
+#[derive(Clone, Copy)]
+enum Truth<'v> {
+    /// Negative where it is not known.
+    Classes(&'v [i32]),
+    /// NaN where it is not known.
+    Numbers(&'v [f32]),
+}
+
 /// Writes predictions, a line per sample.
 struct Lines {
     out: Box<dyn Write>,
@@ -64,6 +74,10 @@ struct Lines {
     /// Where the samples come from, if there are several inputs.
     input: Option<String>,
     named: Named,
+    /// Whether any input says what is true.
+    has_truth: bool,
+    /// In what unit numbers are.
+    scale: Option<TargetScale>,
     /// Whether the header is written.
     begun: bool,
     /// Predictions that are not a number.
@@ -99,8 +113,37 @@ impl Lines {
         }
     }
 
+    /// Number `at` of a sample, in its own unit.
+    fn in_unit(&self, at: usize, value: f32) -> Value {
+        number(self.scale.as_ref().map_or(value, |scale| scale.in_unit(at, value)))
+    }
+
+    /// What was true of a sample, under the names of its predictions. What is not known is nothing.
+    fn truth(&self, truth: Option<Truth<'_>>) -> Vec<(String, Value)> {
+        let class = |class: &i32| usize::try_from(*class).map_or(Value::Null, |class| self.class(class));
+        let value = |at: usize| match truth {
+            Some(Truth::Numbers(values)) if values[at].is_finite() => self.in_unit(at, values[at]),
+            _ => Value::Null,
+        };
+        match &self.kind {
+            PredictionKind::Values { count: 1 } => vec![("true".into(), value(0))],
+            PredictionKind::Values { count } if self.format == Format::Jsonl => {
+                vec![("true".into(), (0..*count).map(value).collect())]
+            }
+            PredictionKind::Values { count } => (0..*count).map(|at| (format!("true.{at}"), value(at))).collect(),
+            PredictionKind::Classes { targets, .. } => {
+                let classes: Vec<Value> = match truth {
+                    Some(Truth::Classes(classes)) => classes.iter().map(class).collect(),
+                    _ => vec![Value::Null; *targets],
+                };
+                let one = || classes.first().cloned().unwrap_or(Value::Null);
+                vec![("true".into(), if *targets == 1 { one() } else { Value::Array(classes) })]
+            }
+        }
+    }
+
     /// The columns of one sample, in the order of the header.
-    fn row(&self, name: &SampleName, numbers: &[f32]) -> Vec<(String, Value)> {
+    fn row(&self, name: &SampleName, numbers: &[f32], truth: Option<Truth<'_>>) -> Vec<(String, Value)> {
         let mut row = Vec::new();
         if let Some(input) = &self.input {
             row.push(("input".into(), json!(input)));
@@ -114,13 +157,16 @@ impl Lines {
         }
         match &self.kind {
             PredictionKind::Values { count: 1 } => {
-                row.push(("value".into(), number(numbers[0])));
+                row.push(("value".into(), self.in_unit(0, numbers[0])));
             }
             PredictionKind::Values { .. } if self.format == Format::Jsonl => {
-                row.push(("values".into(), numbers.iter().map(|value| number(*value)).collect()));
+                let values = numbers.iter().enumerate().map(|(at, value)| self.in_unit(at, *value));
+                row.push(("values".into(), values.collect()));
             }
             PredictionKind::Values { .. } => {
-                row.extend(numbers.iter().enumerate().map(|(at, value)| (format!("value.{at}"), number(*value))));
+                row.extend(
+                    numbers.iter().enumerate().map(|(at, value)| (format!("value.{at}"), self.in_unit(at, *value))),
+                );
             }
             PredictionKind::Classes { targets: 1, .. } => {
                 let shares = softmax(numbers);
@@ -140,11 +186,14 @@ impl Lines {
                 row.push(("classes".into(), Value::Array(classes)));
             }
         }
+        if self.has_truth {
+            row.extend(self.truth(truth));
+        }
         row
     }
 
-    fn write(&mut self, name: &SampleName, numbers: &[f32]) -> std::io::Result<()> {
-        let row = self.row(name, numbers);
+    fn write(&mut self, name: &SampleName, numbers: &[f32], truth: Option<Truth<'_>>) -> std::io::Result<()> {
+        let row = self.row(name, numbers, truth);
         self.not_numbers += usize::from(!numbers.iter().all(|number| number.is_finite()));
         if self.format == Format::Jsonl {
             let members: Vec<String> = row.iter().map(|(name, value)| format!("{}:{value}", json!(name))).collect();
@@ -177,6 +226,8 @@ struct Given {
     source: Arc<dyn Source>,
     /// Its fields behind the model's inputs.
     columns: Vec<usize>,
+    /// Its field behind the model's target, if it says what is true.
+    truth: Option<usize>,
     samples: Vec<usize>,
     class_names: Option<Vec<String>>,
     /// Its file is one that the user does not know.
@@ -207,13 +258,27 @@ fn columns_of(source: &dyn Source, inputs: &[Field]) -> Result<Vec<usize>, Failu
     inputs.iter().map(place).collect()
 }
 
-fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -> Result<Vec<Given>, Failure> {
+/// The field that says what is true of a sample, if it is of the kind that the model predicts.
+fn truth_of(source: &dyn Source, target: Option<&Field>, kind: PredictionKind) -> Option<usize> {
+    let target = target?;
+    source.fields().iter().position(|field| {
+        let fits = match kind {
+            PredictionKind::Classes { targets, .. } => field.kind != Kind::Real && field.elements() == targets,
+            PredictionKind::Values { count } => field.kind == Kind::Real && field.elements() == count,
+        };
+        field.name == target.name && fits
+    })
+}
+
+fn given(kinds: &Kinds, trained: &Trained, paths: &[String], predictor: &Predictor) -> Result<Vec<Given>, Failure> {
+    let (inputs, target, kind) = (predictor.inputs(), predictor.target(), predictor.kind());
     let one = |input: Option<&String>, source: Arc<dyn Source>, samples: Vec<usize>| -> Result<Given, Failure> {
         let class_names = source.class_names().map(<[String]>::to_vec);
         let columns = columns_of(&*source, inputs)?;
+        let truth = truth_of(&*source, target.as_ref(), kind);
         let is_spooled = input.is_some_and(|input| STANDARD_INPUT.contains(&input.as_str()));
         let input = input.filter(|_| paths.len() > 1).cloned();
-        Ok(Given { input, columns, source, samples, class_names, is_spooled })
+        Ok(Given { input, columns, truth, source, samples, class_names, is_spooled })
     };
     if paths.is_empty() {
         let job = trained.job(kinds)?;
@@ -281,7 +346,7 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
     let trained = Trained::open(kinds, &args.saved)?;
     let (executor, threads) = (args.saved.device.executor()?, args.saved.threads()?);
     let mut predictor = Predictor::new(trained.model(kinds)?, &executor, threads)?;
-    let all = given(kinds, &trained, &joined(&args.inputs), predictor.inputs())?;
+    let all = given(kinds, &trained, &joined(&args.inputs), &predictor)?;
     trained.fill(predictor.store_mut(), |_| true)?;
     if !args.quiet && !args.inputs.is_empty() {
         let notes: BTreeSet<String> = all.iter().flat_map(|given| given.source.notes()).collect();
@@ -297,7 +362,19 @@ pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
         file: firsts.iter().any(|name| name.file.is_some()),
         key: firsts.iter().any(|name| name.key.is_some()),
     };
-    let mut lines = Lines { out, format, kind, names, probabilities, input: None, named, begun: false, not_numbers: 0 };
+    let mut lines = Lines {
+        out,
+        format,
+        kind,
+        names,
+        probabilities,
+        input: None,
+        named,
+        has_truth: all.iter().any(|given| given.truth.is_some()),
+        scale: all[0].source.target_scale().cloned(),
+        begun: false,
+        not_numbers: 0,
+    };
     let (begin, total) = (Instant::now(), all.iter().map(|given| given.samples.len()).sum::<usize>());
     let written = write_all(&mut predictor, all, &mut lines, (threads, if file.is_some() { total } else { 0 }))?;
     let not_numbers = lines.not_numbers;
@@ -349,23 +426,27 @@ fn write_all(
     lines: &mut Lines,
     (threads, total): (usize, usize),
 ) -> Result<std::io::Result<Skipped>, Failure> {
-    let width = match lines.kind {
-        PredictionKind::Classes { targets, classes } => targets * classes,
-        PredictionKind::Values { count } => count,
+    let (width, targets) = match lines.kind {
+        PredictionKind::Classes { targets, classes } => (targets * classes, targets),
+        PredictionKind::Values { count } => (count, count),
     };
     let bar = Bar::new(total, "samples");
     let (mut failed, mut before, mut skipped) = (None, 0, Skipped::default());
-    for Given { input, source, columns, samples, is_spooled, .. } in all {
+    for Given { input, source, columns, truth, samples, is_spooled, .. } in all {
         lines.input = input;
         let (asked, list) = (Arc::clone(&source), samples.clone());
-        predictor.run(source, columns, samples, threads, &mut |first, numbers| {
+        predictor.run(source, (columns, truth), samples, threads, &mut |first, numbers, truth| {
             for (at, numbers) in numbers.chunks(width.max(1)).enumerate() {
                 let sample = list[first + at];
                 if asked.is_unreadable(sample) {
                     skipped.samples += 1;
                     continue;
                 }
-                if let Err(error) = lines.write(&shown_name(&*asked, sample, is_spooled), numbers) {
+                let truth = truth.as_ref().map(|values| match values {
+                    Values::F32(values) => Truth::Numbers(&values[at * targets..][..targets]),
+                    Values::I32(values) => Truth::Classes(&values[at * targets..][..targets]),
+                });
+                if let Err(error) = lines.write(&shown_name(&*asked, sample, is_spooled), numbers, truth) {
                     failed.get_or_insert(error);
                 }
             }

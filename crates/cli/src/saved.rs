@@ -13,7 +13,7 @@ use kolo_data::{Field, Source, stream};
 use kolo_exec::store::Entry;
 use kolo_exec::{Executor, Store};
 use kolo_graph::settings::{Setting, SettingError, Settings};
-use kolo_train::{Job, job, job_file};
+use kolo_train::{Job, job, job_file, model_record};
 use std::cell::RefCell;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -53,6 +53,8 @@ pub struct Trained {
     pub root: Settings,
     /// Every key with the value that counted in training; empty if nobody says so.
     settings: Vec<(String, String)>,
+    /// Those of the data that the model was made for, if that is known.
+    fields: Option<Vec<Field>>,
     /// How training saw its files, if it had any; or why that is not known.
     preprocessing: Result<Option<String>, Failure>,
     /// `data.labels` was given with this command, and is not that of the training.
@@ -71,7 +73,7 @@ impl Trained {
             print_error(&format!("note: skipped {}: {why}", path.display()));
         }
         let header = source.checkpoint().map(kolo_ckpt::Checkpoint::header);
-        let saved = header.and_then(|header| header.model.get("job")?.as_str());
+        let saved = header.and_then(|header| model_record::job_text(&header.model));
         let mut root = match (&args.job, saved) {
             (Some(path), _) => job_file::read(path)?,
             (None, Some(text)) if !text.is_empty() => job_file::parse(text, &place(source.path()))?,
@@ -84,7 +86,8 @@ impl Trained {
             job_file::override_with(&mut root, assignment)?;
         }
         let mut settings = header.map_or_else(Vec::new, |header| header.settings.clone());
-        let recorded = header.and_then(|header| header.model.get("preprocessing")?.as_str());
+        let recorded = header.and_then(|header| model_record::preprocessing(&header.model));
+        let mut fields = header.and_then(|header| model_record::data_fields(&header.model));
         let preprocessing = match recorded {
             Some(recorded) => Ok(Some(recorded.to_string())),
             None if !settings.is_empty() && !reads_files(kinds, &root)? => Ok(None),
@@ -93,6 +96,7 @@ impl Trained {
                 if settings.is_empty() {
                     settings.clone_from(&job.settings);
                 }
+                fields.get_or_insert_with(|| job.source.fields().to_vec());
                 job.source.preprocessing()
             }),
         };
@@ -101,7 +105,7 @@ impl Trained {
             settings = model_settings(kinds, &root)?;
         }
         let has_own_labels = args.set.iter().any(|assignment| assignment.starts_with("data.labels="));
-        Ok(Self { source, root, settings, preprocessing, has_own_labels, spooled: RefCell::default() })
+        Ok(Self { source, root, settings, fields, preprocessing, has_own_labels, spooled: RefCell::default() })
     }
 
     /// Whether the job reads files, and not what a registered source makes.
@@ -258,7 +262,7 @@ impl Trained {
         source
     }
 
-    /// The model alone. Its sizes are those of the training, so the data need not be there.
+    /// The model alone. Its sizes, and the fields of its data, are those of the training, so the data need not be there.
     pub fn model(&self, kinds: &Kinds) -> Result<Arc<dyn kolo_models::Model>, Failure> {
         let mut root = self.root.clone();
         // Where training started from is over; and some entries are no keys, but whether a key was written.
@@ -270,7 +274,7 @@ impl Trained {
         }
         let section = root.table("model")?;
         OF_TRAINING.iter().for_each(|key| _ = section.has(key));
-        Ok(kolo_models::make(&kinds.models, &section, None)?.into())
+        Ok(kolo_models::make(&kinds.models, &section, self.fields.as_deref())?.into())
     }
 
     /// Fills the chosen tensors of a store, each of which must be there.

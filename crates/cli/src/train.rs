@@ -21,6 +21,7 @@ use kolo_comm::Communicator;
 use kolo_parallel::strategy::Strategy;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir};
+use kolo_train::class_weights;
 use kolo_train::compared::{most_wrong, most_wrong_memory};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
@@ -278,6 +279,9 @@ fn introduce(job: &Job, args: &Train, who: &str, out: Option<&OutDir>) {
         counted(job.split.train_len(), "sample"),
         job.split.held_out_len()
     );
+    if let Some(weights) = &job.class_weights {
+        println!("  {}", class_weights::described(weights, job.source.class_names()));
+    }
     job.evaluation_note().iter().for_each(|note| println!("  {note}"));
     match out {
         Some(out) => println!("checkpoints in {}: {}", out.path.display(), job.saving.describe()),

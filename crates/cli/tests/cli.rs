@@ -754,6 +754,36 @@ fn layers_of_ones_own_models_train_in_any_precision() {
     }
 }
 
+/// No key of the job says how many inputs and classes such a model has: the run remembers its data's.
+#[test]
+fn a_model_of_ones_own_is_used_with_the_shapes_of_its_data() {
+    let Some(program) = rust_example("own_model") else { return };
+    let dir = tempdir();
+    let row = |at: usize| format!("{},{},{},{}\n", at % 4, at / 4 % 5, at % 7, ["a", "b", "c", "d"][at % 4]);
+    let rows: String = (0..400).map(row).collect();
+    std::fs::write(dir.path().join("train.csv"), format!("u,v,w,label\n{rows}")).unwrap();
+    std::fs::write(dir.path().join("new.csv"), "u,v,w\n2,1,5\n0,3,6\n").unwrap();
+    let job = "[model]\nkind = \"two-tower\"\n[data]\nsource = \"train.csv\"\n[train]\nepochs = 30\n\
+               optimizer = { kind = \"adamw\", lr = 1e-2 }\n";
+    std::fs::write(dir.path().join("job.toml"), job).unwrap();
+    let own = |args: &[&str]| {
+        let output = run_own(&program, dir.path(), args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    own(&["train", "job.toml", "--quiet", "--out", "run"]);
+    let evaluated = own(&["eval", "run"]);
+    assert!(evaluated.starts_with("80 samples, held-out"), "{evaluated}");
+    // Neither the job's data nor its files are needed from here on.
+    std::fs::remove_file(dir.path().join("train.csv")).unwrap();
+    let predicted = own(&["predict", "run", "new.csv", "--quiet"]);
+    let classes: Vec<&str> = predicted.lines().skip(1).filter_map(|line| line.split(',').nth(1)).collect();
+    assert_eq!(classes, ["c", "a"], "{predicted}");
+    own(&["ckpt", "export", "run", "model.safetensors"]);
+    let again = own(&["predict", "run", "new.csv", "--quiet", "--format", "jsonl"]);
+    assert!(again.contains("\"class\":\"c\""), "{again}");
+}
+
 /// A program of somebody's own, run here.
 fn run_own(program: &Path, dir: &Path, args: &[&str]) -> Output {
     Command::new(program).current_dir(dir).args(args).output().expect("the example runs")

@@ -328,9 +328,16 @@ fn messages_go_from_gpu_to_gpu() {
         let ty = Type::f32([3, 5]);
         let x = builder.input("x", ty.clone());
         let other = 1 - world.rank();
-        let receive =
-            |from| Receive { axis: "data".into(), from, dtype: DType::F32, shape: vec![3, 5], per_step: false };
-        let send = |x: kolo_graph::Tensor<'_>| _ = x.then(Send { axis: "data".into(), to: other }, &[]);
+        let receive = |from| Receive {
+            axis: "data".into(),
+            from,
+            dtype: DType::F32,
+            shape: vec![3, 5],
+            per_step: false,
+            message: "x".into(),
+        };
+        let send =
+            |x: kolo_graph::Tensor<'_>| _ = x.then(Send { axis: "data".into(), to: other, message: "x".into() }, &[]);
         match world.rank() {
             0 => {
                 send(x);

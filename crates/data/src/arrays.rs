@@ -214,7 +214,9 @@ impl Array {
             ReadError::new(message, hint).in_file(self.path()).at(offset(element))
         })?;
         let Some(classes) = classes else { return Ok(()) };
-        match out.iter().position(|value| !(0..classes as i64).contains(value)) {
+        // A number below 0 may stand in a target for what does not count, unless the file itself says that there is none.
+        let least = if self.classes.is_some() || self.names.is_some() { 0 } else { i64::MIN };
+        match out.iter().position(|value| !(least..classes as i64).contains(value)) {
             None => Ok(()),
             Some(element) => {
                 let message = format!("array \"{}\" has {}, but there are {classes} classes", self.name, out[element]);

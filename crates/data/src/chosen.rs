@@ -3,6 +3,7 @@
 use crate::error::ReadError;
 use crate::load_times::LoadTimes;
 use crate::source::{Draw, Row, SampleCost, SampleName, Source};
+use crate::transform::TargetScale;
 use kolo_graph::field::{Column, Field};
 use std::path::Path;
 
@@ -78,6 +79,10 @@ impl Source for ChosenSamples {
 
     fn missing_target(&self, sample: usize) -> Option<&str> {
         self.source.missing_target(self.samples[sample])
+    }
+
+    fn target_scale(&self) -> Option<&TargetScale> {
+        self.source.target_scale()
     }
 
     fn is_unreadable(&self, sample: usize) -> bool {

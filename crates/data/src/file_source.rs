@@ -11,14 +11,18 @@
 mod assembly;
 mod classes;
 mod columns;
+mod held_out;
 mod lookup;
+mod moments;
 mod open;
 mod part;
 mod plain;
 mod saved;
 mod streamed;
+mod table_windows;
 #[cfg(test)]
 mod tests;
+mod types;
 
 pub(crate) use assembly::luminance;
 pub(crate) use columns::is_target_name;
@@ -35,9 +39,9 @@ use crate::fingerprint;
 use crate::load_times::{LoadMeter, LoadTimes, Stage};
 use crate::record::{Record, RecordName};
 use crate::sample::Sample;
-use crate::source::{Draw, Row, SampleName, Source};
+use crate::source::{Draw, Row, SampleName, Source, count_classes, target_classes};
 use crate::split::{Purpose, Split};
-use crate::transform::{Cx, Fitted, Others, Transform, VisitTraining, Work};
+use crate::transform::{Cx, Fitted, Others, TargetScale, Transform, VisitTraining, Work};
 use assembly::Assembly;
 use kolo_base::lock;
 use kolo_graph::field::{Column, Field};
@@ -62,6 +66,8 @@ pub struct FileSource {
     /// Of training, then perhaps of validation and of the test.
     parts: Vec<Part>,
     split: Split,
+    /// How the samples were divided, where a user should know.
+    split_note: Option<String>,
     assembly: Assembly,
     transforms: Vec<Box<dyn Transform>>,
     fitted: Fitted,
@@ -121,6 +127,7 @@ impl FileSource {
         Self {
             parts,
             split,
+            split_note: None,
             assembly,
             transforms: Vec::new(),
             fitted: Fitted::default(),
@@ -357,7 +364,8 @@ impl Source for FileSource {
         };
         let fields = self.fields.iter().map(Field::to_string).collect::<Vec<_>>().join(", ");
         let cache = self.cache.as_ref().map_or(String::new(), |cache| format!("; {}", cache.describe()));
-        format!("{}; {fields}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
+        let split = self.split_note.as_ref().map_or(String::new(), |note| format!("; {note}"));
+        format!("{}; {fields}{split}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
     }
 
     fn notes(&self) -> Vec<String> {
@@ -416,12 +424,13 @@ impl Source for FileSource {
     }
 
     fn sample_name(&self, sample: usize) -> SampleName {
-        let (part, record) = self.locate(sample);
+        let (part, at) = self.locate(sample);
+        let record = part.reader.record_number(at);
         let in_one_of_several = || {
-            let (file, _) = part.reader.place(record).filter(|_| part.files.len() > 1)?;
+            let (file, _) = part.reader.place(at).filter(|_| part.files.len() > 1)?;
             Some(RecordName { file, key: None })
         };
-        match part.reader.name(record).or_else(in_one_of_several) {
+        match part.reader.name(at).or_else(in_one_of_several) {
             Some(RecordName { file, key }) => SampleName { record, file: Some(file), key },
             None => SampleName { record, file: None, key: None },
         }
@@ -431,6 +440,31 @@ impl Source for FileSource {
         let target = self.parts[0].places.target?;
         let is_missing = self.locate(sample).0.places.target.is_none();
         is_missing.then(|| self.parts[0].reader.columns()[target].name.as_str())
+    }
+
+    fn target_scale(&self) -> Option<&TargetScale> {
+        self.transforms.iter().find_map(|transform| transform.target_scale())
+    }
+
+    /// Records are read, but no input is decoded.
+    fn class_counts(&self, split: &Split) -> Result<Vec<u64>, ReadError> {
+        let Some((_, classes)) = target_classes(&self.fields) else { return Ok(Vec::new()) };
+        let (mut counts, mut sample) = (vec![0; classes], Sample::default());
+        let part = &self.parts[0];
+        if part.is_pipe() {
+            let message = "its classes cannot be counted: a pipe can be read only once";
+            return Err(ReadError::new(message, "write the weights of the classes: `class_weights = [1.0, 2.5]`"));
+        }
+        let training = (0..part.reader.len()).filter(|at| split.purpose(*at) == Purpose::Training);
+        part.visit(training, self.on_error.skips(), &mut |_, record| {
+            match self.assembly.target_alone(&part.places, record, &mut sample) {
+                Ok(()) => count_classes(&sample.y.indices, &mut counts),
+                Err(_) if self.on_error.skips() => {}
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        })?;
+        Ok(counts)
     }
 
     fn is_unreadable(&self, sample: usize) -> bool {

@@ -42,6 +42,11 @@ pub trait Reader: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The number by which a user knows record number `at`, where records come in another order than in the files.
+    fn record_number(&self, at: usize) -> usize {
+        at
+    }
+
     /// Why a column is text where a number might be expected: the first cell that is none, with its file and line.
     fn kind_reason(&self, _column: usize) -> Option<String> {
         None

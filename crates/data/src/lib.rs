@@ -64,3 +64,4 @@ pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
 pub use load_times::LoadTimes;
 pub use source::{Draw, Opened, Row, SOURCES, SampleCost, SampleName, Source, SourceKind, find, open};
 pub use split::{Permutation, Purpose, Split, epoch_order};
+pub use transform::TargetScale;

@@ -160,6 +160,13 @@ pub struct TableColumn {
     pub categories: Option<usize>,
 }
 
+impl TableColumn {
+    /// A column of one number.
+    pub fn number(name: &str) -> Self {
+        Self { name: name.into(), elements: 1, categories: None }
+    }
+}
+
 impl ValueForm {
     /// The field that a model sees; `Err` says which size is not fixed.
     pub fn field(&self, name: &str) -> Result<Field, String> {

@@ -12,7 +12,11 @@ use crate::load_times::LoadTimes;
 use crate::sources::{addition, digits, playground, synthetic, waves};
 use crate::split::Split;
 use crate::stream::{self, Route, Walk};
-use kolo_graph::field::{Column, Field};
+use crate::transform::TargetScale;
+use kolo_graph::field::{Column, Field, Kind};
+
+/// What the field of the target is called.
+const TARGET: &str = "y";
 
 /// A set of samples with random access.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -116,6 +120,22 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// How its target's numbers were standardised, if they were: in what unit predictions are.
+    fn target_scale(&self) -> Option<&TargetScale> {
+        None
+    }
+
+    /// How many targets of the training samples are of each class; none if they are no classes.
+    fn class_counts(&self, split: &Split) -> Result<Vec<u64>, ReadError> {
+        let Some((at, classes)) = target_classes(self.fields()) else { return Ok(Vec::new()) };
+        let (mut counts, mut targets) = (vec![0; classes], vec![0; self.fields()[at].elements()]);
+        for sample in (0..split.train_len()).map(|at| split.train(at)) {
+            self.fill(sample, at, Column::I32(&mut targets))?;
+            count_classes(&targets, &mut counts);
+        }
+        Ok(counts)
+    }
+
     /// Whether this sample was asked for and could not be read: what was given in its place is not it.
     fn is_unreadable(&self, _sample: usize) -> bool {
         false
@@ -124,6 +144,21 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Where the time of making samples went, if the source measures it.
     fn load_times(&self) -> Option<LoadTimes> {
         None
+    }
+}
+
+/// The field of the target, if it is classes, and how many there are.
+pub(crate) fn target_classes(fields: &[Field]) -> Option<(usize, usize)> {
+    fields.iter().enumerate().find_map(|(at, field)| match field.kind {
+        Kind::Index { classes } if field.name == TARGET => Some((at, classes)),
+        _ => None,
+    })
+}
+
+/// Counts those of the targets that count.
+pub(crate) fn count_classes(targets: &[i32], counts: &mut [u64]) {
+    for class in targets.iter().filter_map(|target| usize::try_from(*target).ok()) {
+        counts.get_mut(class).into_iter().for_each(|count| *count += 1);
     }
 }
 
@@ -196,11 +231,11 @@ pub fn find<'k>(kinds: &'k [SourceKind], source: &str) -> Option<&'k SourceKind>
 }
 
 /// Opens the one of `kinds` that `data.source` names, or the files. It reads its own keys from `settings`, the `[data]`
-/// section; `wanted` are the model's inputs, where they are known.
+/// section; `wanted` are the model's fields, where they are known: they tell whether a row of whole numbers is tokens.
 pub fn open(kinds: &[SourceKind], source: &str, settings: &Settings, seed: u64, wanted: Option<&[Field]>) -> Opened {
     let Some(kind) = find(kinds, source) else {
         return match is_path(kinds, source) {
-            true => file_source::open(source, settings, seed),
+            true => file_source::open(source, settings, seed, wanted),
             false => Err(unknown(kinds, source, settings)),
         };
     };
@@ -249,7 +284,7 @@ fn suggestion(kinds: &[SourceKind], source: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kolo_graph::field::{IGNORED, Kind};
+    use kolo_graph::field::IGNORED;
 
     fn settings() -> Settings {
         Settings::new("data", "job.toml:3")

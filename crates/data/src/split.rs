@@ -190,21 +190,15 @@ impl Split {
     /// Holds out about `fraction` of `n` samples. A fraction above zero holds out at least one, and never all of
     /// several.
     pub fn holdout(n: usize, fraction: f64, seed: u64) -> Self {
-        let held_out_len = Self::held_out_count(n, fraction);
+        let held_out_len = held_out_count(n, fraction);
         Self { order: Self::order(n, seed), held_out_start: n - held_out_len, held_out_len, test_len: 0 }
     }
 
     /// Holds out about `fraction` of `n` samples, at even distances. Both parts keep the order of the samples.
     pub fn spaced(n: usize, fraction: f64) -> Self {
-        let held_out_len = Self::held_out_count(n, fraction);
+        let held_out_len = held_out_count(n, fraction);
         let order = Order::Spaced(Spaced { len: n, held_out: held_out_len });
         Self { order, held_out_start: n - held_out_len, held_out_len, test_len: 0 }
-    }
-
-    fn held_out_count(n: usize, fraction: f64) -> usize {
-        assert!((0.0..1.0).contains(&fraction), "a fraction of {fraction} cannot be held out");
-        let rounded = (n as f64 * fraction).round() as usize;
-        if fraction == 0.0 || n < 2 { 0 } else { rounded.clamp(1, n - 1) }
     }
 
     /// Holds out part `fold` of `folds` nearly equal ones. Over all folds each sample is held out exactly once.
@@ -227,22 +221,7 @@ impl Split {
 
     /// What `holdout`, `folds` and `fold` of the `[data]` section make of `samples`.
     pub fn read(data: &Settings, samples: usize, seed: u64) -> Result<Self, SettingError> {
-        let folds = data.count("folds", 0, 0)?;
-        let fold = data.count("fold", 0, 0)?;
-        let holdout = data.float_in("holdout", 0.2, 0.0, 0.9)?;
-        if folds == 0 {
-            if data.has("fold") {
-                return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` as well"));
-            }
-            return Self::holdout(samples, holdout, seed).bounded(data);
-        }
-        if folds == 1 || folds > samples {
-            return Err(data.wrong("folds", format!("is {folds}"), format!("choose between 2 and {samples} folds")));
-        }
-        if fold >= folds {
-            return Err(data.wrong("fold", format!("is {fold}"), format!("folds are numbered 0 to {}", folds - 1)));
-        }
-        Self::fold(samples, folds, fold, seed).bounded(data)
+        HoldOut::read(data, samples)?.split(samples, seed).bounded(data)
     }
 
     /// The same, unless an evaluation would never end: sources that compute their samples may have any number of them.
@@ -322,6 +301,49 @@ impl Split {
             Purpose::Training => self.train(i),
             Purpose::HeldOut => self.held_out(i),
             Purpose::Test => self.test(i),
+        }
+    }
+}
+
+/// How many of `n` samples about `fraction` are. A fraction above zero is at least one, and never all of several.
+pub(crate) fn held_out_count(n: usize, fraction: f64) -> usize {
+    assert!((0.0..1.0).contains(&fraction), "a fraction of {fraction} cannot be held out");
+    let rounded = (n as f64 * fraction).round() as usize;
+    if fraction == 0.0 || n < 2 { 0 } else { rounded.clamp(1, n - 1) }
+}
+
+/// How much is held out: what `holdout`, `folds` and `fold` of the `[data]` section say.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum HoldOut {
+    Part(f64),
+    Fold { folds: usize, fold: usize },
+}
+
+impl HoldOut {
+    pub fn read(data: &Settings, samples: usize) -> Result<Self, SettingError> {
+        let folds = data.count("folds", 0, 0)?;
+        let fold = data.count("fold", 0, 0)?;
+        let holdout = data.float_in("holdout", 0.2, 0.0, 0.9)?;
+        if folds == 0 {
+            if data.has("fold") {
+                return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` as well"));
+            }
+            return Ok(Self::Part(holdout));
+        }
+        if folds == 1 || folds > samples {
+            return Err(data.wrong("folds", format!("is {folds}"), format!("choose between 2 and {samples} folds")));
+        }
+        if fold >= folds {
+            return Err(data.wrong("fold", format!("is {fold}"), format!("folds are numbered 0 to {}", folds - 1)));
+        }
+        Ok(Self::Fold { folds, fold })
+    }
+
+    /// Of samples that chance divides.
+    pub fn split(&self, samples: usize, seed: u64) -> Split {
+        match *self {
+            Self::Part(part) => Split::holdout(samples, part, seed),
+            Self::Fold { folds, fold } => Split::fold(samples, folds, fold, seed),
         }
     }
 }

@@ -25,6 +25,32 @@ pub trait Transform: Send + Sync + fmt::Debug {
     fn is_random(&self) -> bool {
         false
     }
+
+    /// How it changes the numbers of the target, if it does so.
+    fn target_scale(&self) -> Option<&TargetScale> {
+        None
+    }
+}
+
+/// How the numbers of a target were standardised: a value is (number − mean) ÷ deviation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TargetScale {
+    pub mean: Vec<f32>,
+    /// Never 0.
+    pub deviation: Vec<f32>,
+}
+
+/// Digits that a number has after it was standardised and brought back.
+const DIGITS: usize = 6;
+
+impl TargetScale {
+    /// The number in its own unit that value `at` of a sample stands for.
+    pub fn in_unit(&self, at: usize, value: f32) -> f32 {
+        let at = at % self.mean.len().max(1);
+        let number = f64::from(value) * f64::from(self.deviation[at]) + f64::from(self.mean[at]);
+        // What rounding added is no digit of the number.
+        format!("{number:.*e}", DIGITS - 1).parse().unwrap_or(number as f32)
+    }
 }
 
 /// A kind of transform.

@@ -94,6 +94,11 @@ impl Settings {
         &self.place
     }
 
+    /// The same keys for a try: what is read from it counts for nothing here.
+    pub fn detached(&self) -> Self {
+        Self { resolved: Arc::default(), ..self.clone() }
+    }
+
     /// Adds a key, or replaces its value.
     pub fn set(&mut self, key: &str, place: &str, value: Setting) {
         match self.entries.iter_mut().find(|entry| entry.key == key) {
@@ -209,6 +214,15 @@ impl Settings {
             return Ok(value);
         }
         Err(self.wrong(key, format!("must be at most {most}, but is {value}"), format!("write `{key} = {default}`")))
+    }
+
+    /// A whole number, which may be negative.
+    pub fn int(&self, key: &str, default: i64) -> Result<i64, SettingError> {
+        match self.entry(key).map(|entry| &entry.value) {
+            None => Ok(self.resolve(key, default)),
+            Some(Setting::Int(value)) => Ok(self.resolve(key, *value)),
+            Some(other) => Err(self.mismatch(key, other, "a whole number", &default.to_string())),
+        }
     }
 
     pub fn float(&self, key: &str, default: f64) -> Result<f64, SettingError> {

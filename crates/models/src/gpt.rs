@@ -1,7 +1,7 @@
 //! GPT-2 with Hugging Face's names and layouts.
 
 use crate::outputs::PERPLEXITY;
-use crate::{Better, Build, Decoder, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_classes, data_shape};
+use crate::{Better, Build, Decoder, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_shape, data_vocab};
 use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::attention::cached;
@@ -29,7 +29,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
         width: settings.size("width", 256)?,
         heads: settings.size("heads", 4)?,
         context: settings.size("context", context)?,
-        vocab: settings.size("vocab", data_classes(data, "x").unwrap_or(1024))?,
+        vocab: settings.size("vocab", data_vocab(data).unwrap_or(1024))?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
         tied: settings.bool("tied", true)?,
     };

@@ -14,6 +14,7 @@ pub mod lstm;
 pub mod mlp;
 pub mod outputs;
 pub mod resnet;
+mod token_lstm;
 pub mod vgg;
 
 pub use outputs::{Better, Counted, Mean, Outputs, classify};
@@ -158,6 +159,11 @@ pub fn make(kinds: &[ModelKind], settings: &Settings, data: Option<&[Field]>) ->
 /// The shape of field `name` in the data, if the data is known.
 pub fn data_shape(data: Option<&[Field]>, name: &str) -> Option<Vec<usize>> {
     data?.iter().find(|field| field.name == name).map(|field| field.shape.clone())
+}
+
+/// The number of tokens that the data know, as inputs or as targets: the last ones may be targets alone.
+pub fn data_vocab(data: Option<&[Field]>) -> Option<usize> {
+    data_classes(data, "x").map(|classes| classes.max(data_classes(data, "y").unwrap_or(0)))
 }
 
 /// The number of classes of field `name` in the data, if it is known and an index.

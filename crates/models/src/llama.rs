@@ -1,7 +1,7 @@
 //! Llama with Hugging Face's names: RMS norms, rotary positions, grouped-query attention, SwiGLU.
 
 use crate::outputs::PERPLEXITY;
-use crate::{Better, Build, Decoder, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_classes, data_shape};
+use crate::{Better, Build, Decoder, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_shape, data_vocab};
 use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::attention::cached;
@@ -36,7 +36,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
         kv_heads: settings.size("kv_heads", heads)?,
         hidden: settings.size("hidden", (width * 8 / 3).next_multiple_of(HIDDEN_UNIT))?,
         context: settings.size("context", context)?,
-        vocab: settings.size("vocab", data_classes(data, "x").unwrap_or(1024))?,
+        vocab: settings.size("vocab", data_vocab(data).unwrap_or(1024))?,
         rope: settings.float_in("rope", 10_000.0, 1.0, 1e9)? as f32,
         norm_eps: settings.float_in("norm_eps", 1e-5, 1e-12, 1.0)? as f32,
     };

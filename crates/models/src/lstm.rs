@@ -1,6 +1,6 @@
 //! Stacked LSTM layers and a linear head on the last step: forecasting.
 
-use crate::{Better, Build, LAYERS_MAX, Model, ModelKind, Outputs, data_shape};
+use crate::{Better, Build, LAYERS_MAX, Model, ModelKind, Outputs, data_shape, token_lstm};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -18,6 +18,9 @@ struct Lstm {
 }
 
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
+    if token_lstm::fits(data) {
+        return token_lstm::make(settings, data);
+    }
     let x = data_shape(data, "x").filter(|shape| shape.len() == 2).unwrap_or(vec![64, 1]);
     let y = data_shape(data, "y").map_or(1, |shape| shape.iter().product());
     Ok(Box::new(Lstm {

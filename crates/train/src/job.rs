@@ -1,6 +1,7 @@
 //! A job: everything a job file says, checked and made ready.
 
 use crate::checkpoint::{DataRecord, Every, SavingRule, StartWeights};
+use crate::class_weights;
 use crate::error::Error;
 use crate::foreign_keys;
 use crate::job_file;
@@ -8,6 +9,7 @@ use crate::loss_scale;
 use crate::memory_settings::MemorySettings;
 use crate::optimizer::Optimizer;
 use crate::rate_scaling::RateScaling;
+use crate::residuals;
 use crate::schedule::RateSchedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
 use kolo_exec::cpu::Cpu;
@@ -132,6 +134,8 @@ pub struct Job {
     /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
     pub precision: Precision,
     pub rounding: Rounding,
+    /// What each class weighs in the loss, if they do not weigh the same.
+    pub class_weights: Option<Vec<f32>>,
     /// The factor by which gradients are scaled at first, in f16.
     pub loss_scale: Option<f64>,
     /// When held-out samples are evaluated: by steps or epochs.
@@ -205,6 +209,7 @@ impl Job {
         let steps_per_epoch = (split.train_len() / batch).max(usize::from(evaluates));
         let rules = TrainRules::read(&train, &*model, steps_per_epoch, batch)?;
         rules.check_early_stop(&train, &split)?;
+        let class_weights = class_weights::read(&train, &*source, &split, &*model)?;
         train.finish()?;
         let facts = Facts { freezes: !start.freeze.is_empty(), ..rules.facts(reproducible) };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
@@ -229,6 +234,7 @@ impl Job {
             schedule: rules.schedule,
             clip: rules.clip,
             precision: rules.precision,
+            class_weights,
             loss_scale: rules.loss_scale,
             rounding: rules.rounding,
             eval_every: rules.eval_every,
@@ -523,7 +529,9 @@ fn read_supply(kinds: &Kinds<'_>, model: &Settings, data: &Settings, seed: u64) 
         let source = open(Some(&model.fields()))?;
         (model, source)
     } else {
-        let source = open(None)?;
+        // What the model takes where no data say otherwise. It may need them, and then nobody knows.
+        let alone = kolo_models::make(kinds.models, &model.detached(), None).ok().map(|model| model.fields());
+        let source = open(alone.as_deref())?;
         (make_model(kinds.models, model, Some(source.fields()))?, source)
     };
     let fields = model.fields();
@@ -572,11 +580,12 @@ fn match_fields(wanted: &[Field], given: &[Field], source: &str, data: &Settings
         at.ok_or_else(|| {
             let has = given.iter().map(Field::to_string).collect::<Vec<_>>().join("; ");
             let message = format!("is \"{source}\", which has {has}, but the model expects {field}");
-            data.wrong(
-                "source",
-                message,
-                "leave the model's size keys out so that the data sets them, or change the model",
-            )
+            let mut hint = String::from("leave the model's size keys out so that the data sets them, or change the model");
+            let is_other = |other: &&Field| std::mem::discriminant(&other.kind) != std::mem::discriminant(&field.kind);
+            if given.iter().any(|other| other.name == field.name && is_other(&other)) {
+                hint += "; of files, `types = { COLUMN = \"tokens\" }` says what a column holds: tokens, mask, class or real";
+            }
+            data.wrong("source", message, hint)
         })
     };
     wanted.iter().map(find).collect()
@@ -702,8 +711,18 @@ fn metrics_of(model: &dyn Model) -> Result<Vec<WatchedMetric>, Error> {
         metrics.extend(["precision", "recall"].map(|name| (name.to_string(), 1.0)));
     }
     let counted = own..metrics.len();
+    if graph.output(crate::step::RESIDUALS).is_some() {
+        let own = |name: &&str| metrics.iter().any(|(known, _)| known == name);
+        let new: Vec<&str> = residuals::NAMES.into_iter().filter(|name| !own(name)).collect();
+        metrics.extend(new.into_iter().map(|name| (name.to_string(), 1.0)));
+    }
+    let of_residuals = counted.end..metrics.len();
     model.derive(1.0, &mut metrics);
-    let better = |at: usize, name: &str| if counted.contains(&at) { Better::Higher } else { model.better(name) };
+    let better = |at: usize, name: &str| match (counted.contains(&at), of_residuals.contains(&at)) {
+        (true, _) => Better::Higher,
+        (_, true) => residuals::better(name),
+        _ => model.better(name),
+    };
     let metrics = metrics.iter().enumerate().map(|(at, (name, _))| WatchedMetric::new(name, better(at, name)));
     Ok([WatchedMetric::new(LOSS, Better::Lower)].into_iter().chain(metrics).collect())
 }

@@ -6,7 +6,7 @@
 use crate::error::Error;
 use crate::step::{optimise, prediction_inputs};
 use crate::supply;
-use kolo_data::prefetch::{Prefetch, PrefetchPlan, Recipe};
+use kolo_data::prefetch::{Prefetch, PrefetchPlan, Recipe, Values};
 use kolo_data::{Field, Kind, Source};
 use kolo_exec::{Executor, Memory, Options, Program, Session, Store};
 use kolo_graph::{Builder, Graph};
@@ -86,21 +86,29 @@ impl Predictor {
         self.kind
     }
 
+    /// The field that the model is trained to predict.
+    pub fn target(&self) -> Option<Field> {
+        self.model.fields().into_iter().find(|field| self.inputs.iter().all(|input| input.name != field.name))
+    }
+
     /// The fields of a sample that it needs.
     pub fn inputs(&self) -> &[Field] {
         &self.inputs
     }
 
     /// Gives the predictions for samples `0..` of a list, batch after batch: the place of the first in the list, and all
-    /// their numbers. `columns` are the source's fields behind [`Predictor::inputs`].
+    /// their numbers; then what was true, if a `truth` is asked for. `columns` are the source's fields behind
+    /// [`Predictor::inputs`], `truth` that behind [`Predictor::target`].
     pub fn run(
         &mut self,
         source: Arc<dyn Source>,
-        columns: Vec<usize>,
+        (columns, truth): (Vec<usize>, Option<usize>),
         samples: Vec<usize>,
         loader_threads: usize,
-        tell: &mut dyn FnMut(usize, &[f32]) -> Result<(), Error>,
+        tell: &mut dyn FnMut(usize, &[f32], Option<Values<'_>>) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        // The truth stands behind the inputs, and no graph takes it.
+        let columns = columns.into_iter().chain(truth).collect();
         let (total, batch) = (samples.len(), self.batch);
         let steps = total.div_ceil(batch);
         // Several threads would not ask in order.
@@ -121,7 +129,9 @@ impl Predictor {
             let (session, fields) = (&mut self.sessions[at].1, &self.inputs);
             let feed = |_: usize, feed: &mut kolo_exec::Feed<'_>| supply::copy(fields, &loaders.grain(step, 0), feed);
             session.run(&mut self.store, |_| {}, feed)?;
-            tell(step * batch, session.output("predictions").unwrap_or_default())?;
+            let made = loaders.grain(step, 0);
+            let truth = truth.map(|_| made.values(self.inputs.len()));
+            tell(step * batch, session.output("predictions").unwrap_or_default(), truth)?;
         }
         Ok(())
     }

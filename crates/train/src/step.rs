@@ -2,12 +2,16 @@
 //!
 //! [`graph_of`] leads from a job, its strategies and a rank's place in the mesh to the graph that the rank runs, whatever for.
 
+use crate::class_weights;
 use crate::error::Error;
 use crate::job::{Job, Rounding};
 use crate::loss_scale::LossScale;
 #[cfg(doc)]
 use crate::loss_scale::{LOSS_SCALE, SKIPPED};
 use crate::optimizer::{Optimizer, StepScalars};
+#[cfg(doc)]
+use crate::residuals::Residuals;
+use kolo_data::{Field, Kind};
 use kolo_exec::{Options, Precision, Program};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
 use kolo_graph::sources::GrainSum;
@@ -113,7 +117,13 @@ impl<'j> WholeStep<'j> {
     fn raw(&self, job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Graph, GraphError> {
         let clip = parallel.clip(job.clip, purpose);
         let frozen: &dyn Fn(&str) -> bool = &|name| job.start.is_frozen(name);
-        let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen, loss_scale: job.loss_scale };
+        let rule = UpdateRule {
+            optimizer: &job.optimizer,
+            clip,
+            frozen,
+            loss_scale: job.loss_scale,
+            class_weights: job.class_weights.as_deref(),
+        };
         training_graph(self.model, &rule, self.samples, self.grains)
     }
 
@@ -215,12 +225,14 @@ pub struct UpdateRule<'a> {
     pub frozen: &'a dyn Fn(&str) -> bool,
     /// The factor by which gradients are scaled at first, as f16 needs it. The norm is then measured whatever `clip` is.
     pub loss_scale: Option<f64>,
+    /// What each class weighs in the loss, if they do not weigh the same.
+    pub class_weights: Option<&'a [f32]>,
 }
 
 impl<'a> UpdateRule<'a> {
     /// All parameters are trained.
     pub fn all(optimizer: &'a Optimizer, clip: Option<f32>) -> Self {
-        Self { optimizer, clip, frozen: &|_| false, loss_scale: None }
+        Self { optimizer, clip, frozen: &|_| false, loss_scale: None, class_weights: None }
     }
 }
 
@@ -235,7 +247,7 @@ impl std::fmt::Debug for UpdateRule<'_> {
 /// | output | |
 /// |---|---|
 /// | `loss` | the mean over the batch; if there is a `counted`, the sum over the targets that count |
-/// | `counted` | how many targets count, where some may not |
+/// | `counted` | how many targets count, where some may not, or what they weigh |
 /// | `ignored` | targets that a part of the loss ignores, which then is no mean over the batch |
 /// | `grad_norm` | with `clip`: the norm of the whole gradient, before it is clipped |
 /// | [`LOSS_SCALE`], [`SKIPPED`] | in f16: the factor of the next step's gradients, and the steps so far that changed nothing |
@@ -247,10 +259,11 @@ pub fn training_graph(
     batch: usize,
     grains: usize,
 ) -> Result<Graph, GraphError> {
-    let UpdateRule { optimizer, clip, frozen, loss_scale } = *rule;
+    let UpdateRule { optimizer, clip, frozen, loss_scale, class_weights } = *rule;
     let builder = Builder::new();
     let loss_scale = loss_scale.map(|first| LossScale::new(&builder, first));
-    let Mean { value, counted } = model.build(&Build { builder: &builder, batch, grains, training: true }).loss;
+    let loss = model.build(&Build { builder: &builder, batch, grains, training: true }).loss;
+    let Mean { value, counted } = class_weights.map_or(loss, |weights| class_weights::weigh(&builder, loss, weights));
     let targets = grains * counted.map_or(1, |counted| counted.of);
     let share = 1.0 / targets as f64;
     let ids: Vec<_> = {
@@ -372,6 +385,10 @@ fn ignored_inside<'b>(builder: &'b Builder, formulas: &[Tensor<'b>]) -> Option<T
 pub const IGNORED: &str = "ignored";
 /// The output of an evaluation that counts (class, prediction) pairs: row by row of the confusion matrix.
 pub const CONFUSION: &str = "confusion";
+/// The output of an evaluation that holds what [`Residuals`] joins, of a model that predicts numbers.
+pub(crate) const RESIDUALS: &str = "residuals";
+/// Numbers of a sample whose residuals are measured, at most.
+const RESIDUALS_MAX: usize = 1024;
 /// Classes of a confusion matrix, at most: ImageNet's, and some.
 const CLASSES_MAX: usize = 1024;
 
@@ -398,6 +415,9 @@ pub fn evaluation_graph(model: &dyn Model, batch: usize) -> Result<Graph, GraphE
         builder.output(IGNORED, ignored);
     }
     builder.output("predictions", outputs.predictions);
+    if let Some(residuals) = residuals(&builder, outputs.predictions, &model.fields(), batch) {
+        builder.output(RESIDUALS, residuals);
+    }
     if let Some(labels) = outputs.labels
         && let Some(confusion) = confusion(&builder, outputs.predictions, labels)
     {
@@ -410,15 +430,43 @@ pub fn evaluation_graph(model: &dyn Model, batch: usize) -> Result<Graph, GraphE
 pub fn prediction_inputs(model: &dyn Model) -> Result<BTreeSet<String>, GraphError> {
     let builder = Builder::new();
     let predictions = model.build(&Build { builder: &builder, batch: 1, grains: 1, training: false }).predictions.id();
-    let graph = builder.finish()?;
+    Ok(inputs_behind(&builder.finish()?, predictions))
+}
+
+/// The names of the inputs that a value follows from.
+fn inputs_behind(graph: &Graph, value: ValueId) -> BTreeSet<String> {
     let mut reached = vec![false; graph.values.len()];
-    reached[predictions.0 as usize] = true;
+    reached[value.0 as usize] = true;
     for node in graph.nodes.iter().rev().filter(|node| !node.inputs.is_empty()) {
         if node.outputs.iter().any(|id| reached[id.0 as usize]) {
             node.inputs.iter().for_each(|id| reached[id.0 as usize] = true);
         }
     }
-    Ok(graph.inputs().filter(|(id, _)| reached[id.0 as usize]).map(|(_, input)| input.name.clone()).collect())
+    graph.inputs().filter(|(id, _)| reached[id.0 as usize]).map(|(_, input)| input.name.clone()).collect()
+}
+
+/// What a batch says of the errors of predicted numbers, in the order in which [`Residuals`] takes it; `None` if the model's
+/// target is not as many numbers as it predicts.
+fn residuals<'b>(builder: &'b Builder, predictions: Tensor<'b>, fields: &[Field], batch: usize) -> Option<Tensor<'b>> {
+    let inputs = inputs_behind(&builder.graph(), predictions.id());
+    let field = fields.iter().find(|field| !inputs.contains(&field.name))?;
+    let outputs = field.elements();
+    let is_measured = field.kind == Kind::Real
+        && (1..=RESIDUALS_MAX).contains(&outputs)
+        && predictions.ty().elements() == batch * outputs;
+    let target = {
+        let graph = builder.graph();
+        let found = graph.inputs().find(|(_, input)| input.name == field.name).map(|(id, _)| id);
+        found.filter(|_| is_measured)?
+    };
+    let [predictions, targets] =
+        [predictions, builder.tensor(target)].map(|values| values.reshape_to([batch, outputs]).cast(DType::F32));
+    let sum = |values: Tensor<'b>| values.sum(&[0]);
+    let squares = |values: Tensor<'b>| sum(values.mul(values));
+    let errors = predictions.sub(targets);
+    let means = sum(targets).scale(1.0 / batch as f32);
+    let numbers = [squares(errors), means, squares(targets.sub(means))];
+    Some(sum(errors.abs()).concat(&numbers, 0))
 }
 
 /// How often which class was taken for which. A label that is ignored is negative, and so is its pair's number: nobody counts it.

@@ -17,8 +17,9 @@ use kolo_exec::store::{self, Saved};
 use kolo_train::Job;
 use kolo_train::checkpoint::JOB_FILE;
 use kolo_train::machine::format_bytes;
+use kolo_train::model_record::model_record;
 use kolo_train::step::evaluation_graph;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -206,7 +207,7 @@ fn header_of(store: &Store, job: &Job) -> Header {
         step: 0,
         weights: store.digest(),
         settings: job.settings.clone(),
-        model: json!({ "job": job.text, "preprocessing": job.source.preprocessing() }),
+        model: model_record(job, &job.text),
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
         version: env!("CARGO_PKG_VERSION").into(),
         workers: 1,

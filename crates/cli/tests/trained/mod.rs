@@ -58,15 +58,20 @@ fn a_run_is_evaluated_as_it_was_trained_and_predicts() {
     let rows: Vec<&str> = lines.lines().collect();
     assert_eq!(
         (rows[0], rows.len() as u64 - 1),
-        ("record,class,probability", eval["samples"].as_u64().expect("a count"))
+        ("record,class,probability,true", eval["samples"].as_u64().expect("a count"))
     );
+    // What is true stands beside what the model says, and the evaluation counts the same.
+    let right = rows[1..].iter().map(|row| row.split(',').collect::<Vec<_>>()).filter(|row| row[1] == row[3]).count();
+    let accuracy = eval["metrics"]["accuracy"].as_f64().expect("an accuracy");
+    assert!((right as f64 / (rows.len() - 1) as f64 - accuracy).abs() < 1e-6, "{right} of {}: {accuracy}", rows.len());
     stdout_of(dir.path(), &["predict", "run", "--out", "all.jsonl", "--probabilities", "--quiet"]);
     let text = std::fs::read_to_string(dir.path().join("all.jsonl")).expect("predictions");
     for (row, line) in rows[1..].iter().zip(text.lines()) {
         let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
         let sum: f64 = (0..10).map(|class| value[format!("p.{class}")].as_f64().expect("a probability")).sum();
         assert!((sum - 1.0).abs() < 1e-5, "{line}");
-        assert_eq!(*row, format!("{},{},{}", value["record"], value["class"], value["probability"]));
+        let cells = ["record", "class", "probability", "true"].map(|name| value[name].to_string());
+        assert_eq!(*row, cells.join(","));
     }
     predicts_files_without_having_seen_any(dir.path(), &rows[1..]);
     fails(dir.path(), &["generate", "run", "--prompt", "a"], "the model does not generate text");
@@ -101,8 +106,9 @@ fn models_are_used_on_other_devices() {
     assert!((losses[0] - losses[1]).abs() < 1e-5, "{losses:?}");
     let predicted = ["cpu", "reference"].map(|device| run(dir.path(), &["predict", "run"], device));
     let row = |line: &str| {
-        let (what, probability) = line.rsplit_once(',').expect("three columns");
-        (what.to_string(), probability.parse::<f64>().unwrap_or_default())
+        let cells: Vec<&str> = line.split(',').collect();
+        let [record, class, probability, truth] = cells[..] else { panic!("four columns: {line}") };
+        (format!("{record} {class} {truth}"), probability.parse::<f64>().unwrap_or_default())
     };
     let [ours, exact]: [Vec<_>; 2] = predicted.map(|lines| lines.lines().map(row).collect());
     assert_eq!(ours.len(), exact.len());
@@ -135,7 +141,9 @@ fn predicts_files_without_having_seen_any(dir: &Path, held_out: &[&str]) {
     // Held-out samples have the numbers that they have among all.
     let all: std::collections::BTreeSet<&str> = lines.lines().collect();
     assert_eq!(lines.lines().count(), 1 + digits.len());
-    let strange: Vec<&&str> = held_out.iter().filter(|row| !all.contains(**row)).collect();
+    // A run on built-in data does not know which column of a file would be true.
+    let said = |row: &str| row.rsplit_once(',').map_or(String::new(), |(said, _)| said.to_string());
+    let strange: Vec<&&str> = held_out.iter().filter(|row| !all.contains(&said(row)[..])).collect();
     assert!(strange.is_empty(), "{strange:?}");
     table(dir, "small.csv", true);
     fails(
@@ -175,7 +183,16 @@ fn a_table_is_trained_on_and_new_rows_need_no_target() {
     assert!(right.count() > 100, "{lines}");
     let both = stdout_of(dir.path(), &["predict", "run", "new.csv", "gone.csv", "--set", "data.threads=1"]);
     assert_eq!(both.lines().count(), 241);
-    assert!(both.starts_with("input,record,class,probability\nnew.csv,0,"), "{both}");
+    assert!(both.starts_with("input,record,class,probability,true\nnew.csv,0,"), "{both}");
+    let known: Vec<&str> = both.lines().skip(1).map(|line| line.rsplit(',').next().unwrap_or_default()).collect();
+    assert!(known[..120].iter().all(|truth| truth.is_empty()), "new rows have no target: {both}");
+    assert!(known[120..].iter().all(|truth| ["above", "below"].contains(truth)), "{both}");
+    // A target that is still unknown is no error.
+    std::fs::write(dir.path().join("half.csv"), "a,b,kind\n0.5,0.1,below\n0.2,0.9,\n0.3,0.8,sideways\n")
+        .expect("a table");
+    let half = stdout_of(dir.path(), &["predict", "run", "half.csv"]);
+    let known: Vec<&str> = half.lines().skip(1).map(|line| line.rsplit(',').next().unwrap_or_default()).collect();
+    assert_eq!(known, ["below", "", ""], "{half}");
     let eval = |file: &str| stdout_of(dir.path(), &["eval", "run", "--data", file]);
     let said = eval("gone.csv");
     assert!(said.starts_with("120 samples, gone.csv\n"), "{said}");
@@ -196,7 +213,7 @@ fn numbers_are_classes_with_names() {
     let job = TABLE.replace("target = \"kind\"", "target = \"side\"\nclasses = [\"left\", \"right\"]");
     trained(dir.path(), &job);
     let lines = stdout_of(dir.path(), &["predict", "run", "table.csv", "--probabilities"]);
-    assert!(lines.starts_with("record,class,probability,p.left,p.right\n"), "{lines}");
+    assert!(lines.starts_with("record,class,probability,p.left,p.right,true\n"), "{lines}");
     let classes: Vec<&str> = lines.lines().skip(1).filter_map(|line| line.split(',').nth(1)).collect();
     let right =
         classes.iter().enumerate().filter(|(at, class)| **class == ["left", "right"][usize::from(at * 37 % 101 > 50)]);
@@ -647,4 +664,90 @@ fn the_tokenizer_of_packed_texts_is_kept() {
     std::fs::remove_file(dir.path().join("tok.json")).expect("a file");
     assert_eq!(eval(), before);
     stdout_of(dir.path(), &["generate", "run", "--prompt", "the", "--tokens", "3"]);
+}
+
+/// The job of the documents forecasts in the target's unit, up to what is still to come.
+#[test]
+fn the_documents_forecast_sales() {
+    let documents = include_str!("../../../../docs/data.md");
+    let mut blocks = documents.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let job = blocks.find(|block| block.contains("window = {")).expect("a job");
+    let dir = tempdir();
+    let sales = |day: usize, store: usize| {
+        let week = [0.0, 4.0, 9.0, 11.0, 8.0, 3.0, -6.0][day % 7];
+        500.0 + 300.0 * store as f32 + 10.0 * week
+    };
+    let rows = |days: std::ops::Range<usize>| {
+        let mut text = String::from("day,store,open,sales\n");
+        for day in days {
+            for (store, name) in ["north", "south"].iter().enumerate() {
+                writeln!(text, "{day},{name},{},{}", usize::from(day % 7 < 6), sales(day, store)).expect("text");
+            }
+        }
+        text
+    };
+    std::fs::write(dir.path().join("sales.csv"), rows(0..280)).expect("a table");
+    std::fs::write(dir.path().join("new.csv"), rows(280..312)).expect("a table");
+    let report = trained(dir.path(), job);
+    let metric = |name: &str| report["metrics"][name].as_f64().expect("a metric");
+    assert!(metric("rmse") >= metric("mae") && metric("mae") > 0.0 && metric("r2") > 0.9, "{}", report["metrics"]);
+    let said = stdout_of(dir.path(), &["eval", "run"]);
+    assert!(said.contains(&format!("  mae         {:.4}\n", metric("mae"))), "{said}");
+    let lines = stdout_of(dir.path(), &["predict", "run", "new.csv", "--quiet"]);
+    let mut rows = lines.lines();
+    let header = "record,file,key,value.0,value.1,value.2,value.3,value.4,value.5,value.6,true.0,true.1,true.2,true.3,true.4,true.5,true.6";
+    assert_eq!(rows.next(), Some(header));
+    let rows: Vec<Vec<&str>> = rows.map(|line| line.split(',').collect()).collect();
+    // Of 32 days, 28 are the past of the first window and of the last.
+    assert_eq!(rows.len(), 2 * 5);
+    for (store, series) in ["north", "south"].iter().enumerate() {
+        let own: Vec<&Vec<&str>> = rows.iter().filter(|row| row[2] == *series).collect();
+        let last = own.last().expect("a window");
+        assert_eq!((last[0], last[10]), (&*(62 + store).to_string(), ""), "the last row of the file, and no truth");
+        let first: f32 = own[0][10].parse().expect("a number");
+        assert_eq!(first, sales(308, store), "the day after the first window");
+        for row in own {
+            let day = 280 + row[0].parse::<usize>().expect("a row") / 2 + 1;
+            for ahead in 0..7 {
+                let value: f32 = row[3 + ahead].parse().expect("a number");
+                assert!((value - sales(day + ahead, store)).abs() < 60.0, "{series}, day {}: {value}", day + ahead);
+            }
+        }
+    }
+}
+
+/// A column of amounts is not taken for classes, and what is predicted of it is in its own unit.
+#[test]
+fn amounts_are_refused_as_classes_and_predicted_in_their_unit() {
+    let dir = tempdir();
+    let price = |row: usize| 100 + (row * 37 % 101) * 3 + (row * 53 % 97);
+    let mut text = String::from("a,b,price\n");
+    (0..300).for_each(|row| writeln!(text, "{},{},{}.0", row * 37 % 101, row * 53 % 97, price(row)).expect("text"));
+    std::fs::write(dir.path().join("table.csv"), text).expect("a table");
+    let job = TABLE.replace("target = \"kind\"", "target = \"price\"");
+    std::fs::write(dir.path().join("job.toml"), &job).expect("a job file");
+    fails(dir.path(), &["train", "job.toml"], "`task = \"regression\"` under [data] to predict the number, or");
+    let job = job.replace("target = \"price\"", "target = \"price\"\ntask = \"regression\"");
+    let job = job.replace(
+        "{ kind = \"standardise\" }",
+        "{ kind = \"standardise\" }, { kind = \"standardise\", of = \"target\" }",
+    );
+    let report = trained(dir.path(), &job);
+    assert!(report["metrics"]["r2"].as_f64().expect("r2") > 0.97, "{}", report["metrics"]);
+    let lines = stdout_of(dir.path(), &["predict", "run", "--quiet"]);
+    assert!(lines.starts_with("record,value,true\n"), "{lines}");
+    let mut errors = Vec::new();
+    for line in lines.lines().skip(1) {
+        let cells: Vec<f64> = line.split(',').map(|cell| cell.parse().expect("a number")).collect();
+        assert_eq!(cells[2], price(cells[0] as usize) as f64, "{line}");
+        errors.push((cells[1] - cells[2]).abs());
+    }
+    let mae = errors.iter().sum::<f64>() / errors.len() as f64;
+    let measured = report["metrics"]["mae"].as_f64().expect("mae");
+    assert!((mae - measured).abs() < 1e-3 * measured, "{mae} {measured}");
+    std::fs::write(dir.path().join("new.csv"), "b,a\n10,20\n").expect("a table");
+    let new = stdout_of(dir.path(), &["predict", "run", "new.csv", "--quiet"]);
+    let value: f64 =
+        new.lines().nth(1).and_then(|line| line.split(',').nth(1)).expect("a value").parse().expect("a number");
+    assert!((value - 170.0).abs() < 60.0, "{new}");
 }

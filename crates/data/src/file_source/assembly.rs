@@ -1,6 +1,6 @@
 //! From a record to a sample: images are decoded, columns of numbers joined, targets looked up.
 
-use super::lookup::{Lookup, NameMap, listed, shown};
+use super::lookup::{Lookup, NameMap, listed, shown, whole_number};
 use super::part::Places;
 use crate::error::ReadError;
 use crate::image::{self, Pixels};
@@ -17,6 +17,10 @@ pub(crate) struct Assembly {
     pub target_name: Option<String>,
     /// Of a classifier whose classes have names.
     pub class_names: Option<Vec<String>>,
+    /// What stands in a target of several indices for one that does not count.
+    pub ignore: i64,
+    /// A target that makes no sense is none, as of samples whose target is still unknown.
+    pub target_may_lack: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -38,6 +42,21 @@ pub(crate) enum Input {
         columns: Vec<InputColumn>,
         shape: Vec<usize>,
     },
+    /// So many rows of a table, one after the other.
+    Windows {
+        columns: Vec<InputColumn>,
+        past: usize,
+    },
+}
+
+impl Input {
+    /// Those of a table.
+    pub fn columns(&self) -> &[InputColumn] {
+        match self {
+            Input::Table { columns, .. } | Input::Windows { columns, .. } => columns,
+            _ => &[],
+        }
+    }
 }
 
 /// One column of numbers, or of names that stand for numbers.
@@ -55,8 +74,9 @@ pub(crate) enum Target {
     None,
     /// The token after each of the input's.
     Next,
+    /// An index for each of several places.
     Tokens {
-        len: usize,
+        shape: Vec<usize>,
         classes: usize,
     },
     Class {
@@ -92,13 +112,27 @@ impl Assembly {
                 };
                 ValueForm::Reals { shape: shape.clone(), columns: columns.iter().map(column).collect() }
             }
+            Input::Windows { columns, past } => {
+                let number = |column: &InputColumn| TableColumn::number(&column.name);
+                let row = || columns.iter().map(number);
+                let columns = (0..*past).flat_map(|_| row()).collect();
+                ValueForm::Reals { shape: vec![*past, row().len()], columns }
+            }
+        };
+        // The rows of one column to come.
+        let future = |count: usize| match (&self.input, &self.target_name) {
+            (Input::Windows { .. }, Some(name)) => vec![TableColumn::number(name); count],
+            _ => Vec::new(),
         };
         let y = match &self.target {
             Target::None => None,
             Target::Next => Some(x.clone()),
-            Target::Tokens { len, classes } => Some(ValueForm::Indices { shape: vec![*len], classes: *classes }),
+            Target::Tokens { shape, classes } => Some(ValueForm::Indices { shape: shape.clone(), classes: *classes }),
             Target::Class { classes, .. } => Some(ValueForm::Indices { shape: vec![], classes: *classes }),
-            Target::Reals { shape } => Some(ValueForm::Reals { shape: shape.clone(), columns: vec![] }),
+            Target::Reals { shape } => {
+                let columns = future(shape.iter().product());
+                Some(ValueForm::Reals { shape: shape.clone(), columns })
+            }
         };
         Form { x, y }
     }
@@ -111,8 +145,9 @@ impl Assembly {
             }
             Input::Pixels { shape } => interleave(record.value(places.inputs[0]), *shape, sample.x.set_pixels())?,
             Input::Tokens { len, classes } => {
-                tokens(record.value(places.inputs[0]), *len, *classes, &mut sample.x)?;
+                indices(record.value(places.inputs[0]), (*len, *classes), None, &mut sample.x)?;
             }
+            Input::Windows { .. } => {}
             Input::Table { columns, .. } => {
                 let reals = sample.x.set_reals();
                 for (number, (column, at)) in columns.iter().zip(&places.inputs).enumerate() {
@@ -121,14 +156,53 @@ impl Assembly {
                 }
             }
         }
-        self.target(places, record, sample)
+        if let Input::Windows { columns, past } = &self.input {
+            let mut by_column = Vec::with_capacity(columns.len() * past);
+            for (column, at) in columns.iter().zip(&places.inputs) {
+                column.append(record.value(*at), None, &mut by_column)?;
+            }
+            let reals = sample.x.set_reals();
+            reals.extend((0..*past).flat_map(|row| by_column[row..].iter().step_by(*past)));
+        }
+        match self.target(places, record, sample) {
+            Err(_) if self.target_may_lack => {
+                self.no_target(places, record, &mut sample.y);
+                Ok(())
+            }
+            made => made,
+        }
+    }
+
+    /// The target of a record, and its input only where that makes the target.
+    pub fn target_alone(&self, places: &Places, record: &Record, sample: &mut Sample) -> Result<(), ReadError> {
+        match self.target {
+            Target::Next => self.assemble(places, record, sample),
+            _ => self.target(places, record, sample),
+        }
+    }
+
+    /// What stands for a target that is not known, in whole or in part.
+    fn no_target(&self, places: &Places, record: &Record, y: &mut Value) {
+        match &self.target {
+            Target::None | Target::Next => {}
+            Target::Tokens { shape, .. } => y.set_indices().resize(shape.iter().product(), IGNORED),
+            Target::Class { .. } => y.set_indices().push(IGNORED),
+            Target::Reals { shape } => {
+                let known = places.target.and_then(|at| reals_of(record.value(at))).unwrap_or_default();
+                let reals = y.set_reals();
+                reals.extend(known);
+                reals.resize(shape.iter().product(), f32::NAN);
+            }
+        }
     }
 
     fn target(&self, places: &Places, record: &Record, sample: &mut Sample) -> Result<(), ReadError> {
         let value = || places.target.map_or(&RecordValue::Missing, |at| record.value(at));
         match &self.target {
             Target::None => {}
-            Target::Tokens { len, .. } if places.target.is_none() => sample.y.set_indices().resize(*len, IGNORED),
+            Target::Tokens { shape, .. } if places.target.is_none() => {
+                sample.y.set_indices().resize(shape.iter().product(), IGNORED);
+            }
             Target::Class { .. } if places.target.is_none() => sample.y.set_indices().push(IGNORED),
             Target::Reals { shape } if places.target.is_none() => {
                 sample.y.set_reals().resize(shape.iter().product(), 0.0);
@@ -138,7 +212,10 @@ impl Assembly {
                 y.set_indices().extend_from_slice(&x.indices[1..]);
                 x.indices.pop();
             }
-            Target::Tokens { len, classes } => tokens(value(), *len, *classes, &mut sample.y)?,
+            Target::Tokens { shape, classes } => {
+                let size = (shape.iter().product(), *classes);
+                indices(value(), size, Some(self.ignore), &mut sample.y)?;
+            }
             Target::Class { lookup, .. } => {
                 let class = match (&places.class_of, value()) {
                     (Some(class_of), value @ RecordValue::Ints(_)) => class_of.class(value),
@@ -268,20 +345,64 @@ pub(crate) fn reals_of(value: &RecordValue) -> Option<Vec<f32>> {
     }
 }
 
-fn tokens(value: &RecordValue, len: usize, classes: usize, out: &mut Value) -> Result<(), ReadError> {
-    let damaged = |message: String| Err(ReadError::new(message, "the file is damaged, or `vocab` is too small"));
-    let RecordValue::Ints(values) = value else { return damaged("the tokens are missing".into()) };
-    if values.len() != len {
-        return damaged(format!("there are {} tokens, but {len} are expected", values.len()));
+/// Writes indices, so many of so many classes. `ignored` may stand among those of a target.
+fn indices(
+    value: &RecordValue,
+    (count, classes): (usize, usize),
+    ignored: Option<i64>,
+    out: &mut Value,
+) -> Result<(), ReadError> {
+    let wrong = |message: String| ReadError::new(message, hint_of_indices(ignored));
+    if *value == RecordValue::Missing {
+        return Err(wrong("the indices are missing".into()));
     }
-    // A target may also be ignored.
-    let known = -1..classes as i64;
-    match values.iter().find(|token| !known.contains(token)) {
-        Some(token) => damaged(format!("token {token} is out of range: tokens are below {classes}")),
-        None => {
-            out.set_indices().extend(values.iter().map(|token| *token as i32));
+    let out = out.set_indices();
+    let largest = each_index(value, ignored, &mut |index| out.push(index)).map_err(&wrong)?;
+    match largest {
+        _ if out.len() != count => Err(wrong(format!("there are {} indices, but {count} are expected", out.len()))),
+        Some(index) if index as usize >= classes => {
+            Err(wrong(format!("index {index} is out of range: indices are below {classes}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Hands over each index of a value, [`IGNORED`] for those that do not count, and gives the largest.
+pub(crate) fn each_index(
+    value: &RecordValue,
+    ignored: Option<i64>,
+    take: &mut dyn FnMut(i32),
+) -> Result<Option<i32>, String> {
+    let mut largest = None;
+    let mut next = |value: i64| match i32::try_from(value) {
+        _ if Some(value) == ignored => {
+            take(IGNORED);
             Ok(())
         }
+        Ok(index @ 0..) => {
+            largest = largest.max(Some(index));
+            take(index);
+            Ok(())
+        }
+        _ => Err(format!("has {value}, which is no index")),
+    };
+    match value {
+        RecordValue::Ints(values) => values.iter().try_for_each(|value| next(*value))?,
+        RecordValue::Reals(values) => values.iter().try_for_each(|value| next(whole_number(*value)?))?,
+        RecordValue::Bytes(values) => values.iter().try_for_each(|value| next(i64::from(*value)))?,
+        RecordValue::Text(_) | RecordValue::Missing => return Err("holds no numbers".into()),
+    }
+    Ok(largest)
+}
+
+/// What to do about indices that are wrong.
+pub(crate) fn hint_of_indices(ignored: Option<i64>) -> String {
+    match ignored {
+        None => "correct the file, or make `data.vocab` larger".into(),
+        Some(ignored) => format!(
+            "correct the file, or give the right number of `data.classes`; {ignored} stands for what does not count, or \
+             write another number: `ignore = -100`"
+        ),
     }
 }
 

@@ -1,46 +1,81 @@
 //! The classes of a target: named by the job, known to the file, or found by one scan.
 
-use super::assembly::Target;
+use super::assembly::{Target, each_index, hint_of_indices};
 use super::lookup::{Lookup, listed, whole_number};
 use super::part::Part;
+use super::types::{ColumnType, ColumnTypes, shape_of};
 use crate::error::ReadError;
 use crate::format::OpenError;
 use crate::record::{RecordKind, RecordValue};
-use kolo_graph::settings::{Setting, SettingError, Settings};
+use kolo_graph::settings::{SIZE_MAX, Setting, SettingError, Settings};
 use std::collections::BTreeSet;
 
 /// Classes that one scan may find.
 const CLASSES_MAX: usize = 100_000;
-/// A target of whole numbers with more values than this, most of them seen once, is no class.
-const FEW: usize = 50;
+/// Whole numbers are classes if they are no more than this,
+const CLASSES_FEW: usize = 20;
+/// or if there are so many samples of each.
+const SAMPLES_PER_CLASS: usize = 10;
+/// What a job writes to predict numbers.
+const REGRESSION: &str = "`task = \"regression\"`";
+const CLASSIFICATION: &str = "`task = \"classification\"`";
 
 /// What the values are, and their names if they have any.
 pub(crate) type Found = (Target, Option<Vec<String>>);
 
-/// The target in the column `at`. What the job says comes first, then what the file knows, then a scan.
-pub(crate) fn find(part: &Part, at: usize, settings: &Settings, skips: bool) -> Result<Found, OpenError> {
+/// The target in the column `at` of the first of some parts. What the job says comes first, then what the file knows, then a
+/// scan; of indices in all parts, as any of them may have the largest.
+pub(crate) fn find(
+    parts: &[&Part],
+    at: usize,
+    types: &ColumnTypes,
+    settings: &Settings,
+    skips: bool,
+) -> Result<Found, OpenError> {
+    let part = parts[0];
     let task = settings.choice("task", &["auto", "classification", "regression"])?;
     let given = given(settings)?;
     let column = &part.reader.columns()[at];
+    let named = types.of(column);
+    let task = match (named, task) {
+        (Some(ColumnType::Real), "classification") | (Some(ColumnType::Class), "regression") => {
+            let message = format!("is \"{task}\", but `data.types` says otherwise of \"{}\", the target", column.name);
+            return Err(settings.wrong("task", message, "leave one of the two out").into());
+        }
+        (Some(ColumnType::Real), _) => "regression",
+        (Some(ColumnType::Class), _) => "classification",
+        (_, task) => task,
+    };
     let refuse = |message: String, hint: &str| -> OpenError {
         settings.wrong("target", format!("is \"{}\", {message}", column.name), hint).into()
     };
     let class = |lookup: Lookup, classes: usize| Target::Class { lookup, classes };
-    let shape = match &column.kind {
-        RecordKind::Real { shape } | RecordKind::Int { shape, .. } => Some(shape),
-        _ => None,
-    };
-    if task == "regression" {
+    let shape = shape_of(&column.kind);
+    let are_indices = matches!(named, Some(ColumnType::Tokens | ColumnType::Mask));
+    if task == "regression" && !are_indices {
         return match shape {
             // A model's output is a row of numbers, of one if need be.
-            Some(shape) if shape.is_empty() => Ok((Target::Reals { shape: vec![1] }, None)),
-            Some(shape) => Ok((Target::Reals { shape: shape.clone() }, None)),
+            Some([]) => Ok((Target::Reals { shape: vec![1] }, None)),
+            Some(shape) => Ok((Target::Reals { shape: shape.to_vec() }, None)),
             None => Err(refuse("which holds no numbers".into(), "name a column of numbers, or leave `task` out")),
         };
     }
     match (&column.kind, given) {
-        (RecordKind::Int { shape, classes: Some(classes) }, _) if shape.len() == 1 && shape != &[1] => {
-            Ok((Target::Tokens { len: shape[0], classes: *classes }, None))
+        (RecordKind::Int { shape, .. } | RecordKind::Real { shape }, given) if are_indices => {
+            indices(parts, at, shape.clone(), given, types, settings, skips)
+        }
+        (RecordKind::Pixels { shape }, given) if are_indices => {
+            // A plane of bytes has no channels.
+            let shape = if shape[0] == 1 { shape[1..].to_vec() } else { shape.clone() };
+            indices(parts, at, shape, given, types, settings, skips)
+        }
+        (RecordKind::Int { shape, classes: None }, None)
+            if shape.iter().product::<usize>() != 1 && types.predicts_numbers() && task == "auto" =>
+        {
+            Ok((Target::Reals { shape: shape.clone() }, None))
+        }
+        (RecordKind::Int { shape, .. }, given) if shape.iter().product::<usize>() != 1 => {
+            indices(parts, at, shape.clone(), given, types, settings, skips)
         }
         (RecordKind::Real { shape }, _) if shape.iter().product::<usize>() != 1 => {
             Ok((Target::Reals { shape: shape.clone() }, None))
@@ -73,6 +108,65 @@ pub(crate) fn find(part: &Part, at: usize, settings: &Settings, skips: bool) -> 
         _ => {
             part.check_scan(settings, "classes", "name them, as `classes = [\"cat\", \"dog\"]`, or give their number")?;
             scan(part, at, task == "classification", skips, &refuse)
+        }
+    }
+}
+
+/// A target with an index for each of several places.
+fn indices(
+    parts: &[&Part],
+    at: usize,
+    shape: Vec<usize>,
+    given: Option<Given>,
+    types: &ColumnTypes,
+    settings: &Settings,
+    skips: bool,
+) -> Result<Found, OpenError> {
+    let (classes, names) = match (&parts[0].reader.columns()[at].kind, given) {
+        (_, Some(Given::Names(names))) => (names.len(), Some(names)),
+        (_, Some(Given::Count(count))) => (count, None),
+        (RecordKind::Int { classes: Some(classes), .. }, None) => (*classes, None),
+        _ => match vocabulary(settings)?.filter(|_| shape.len() == 1) {
+            Some(vocabulary) => (vocabulary, None),
+            None => (count_of_indices(parts, at, Some(types.ignore), "classes", settings, skips)?, None),
+        },
+    };
+    Ok((Target::Tokens { shape, classes }, names))
+}
+
+/// How many tokens there are, if the job says it.
+pub(crate) fn vocabulary(settings: &Settings) -> Result<Option<usize>, SettingError> {
+    Ok(Some(settings.count_in("vocab", 0, 0, SIZE_MAX)?).filter(|count| *count > 0))
+}
+
+/// The largest index in a column of all these parts, plus one. `ignored` may stand among them. `key` can say it instead.
+pub(crate) fn count_of_indices(
+    parts: &[&Part],
+    at: usize,
+    ignored: Option<i64>,
+    key: &str,
+    settings: &Settings,
+    skips: bool,
+) -> Result<usize, OpenError> {
+    let name = &parts[0].reader.columns()[at].name;
+    let mut most = None;
+    for part in parts {
+        let Some(at) = part.reader.columns().iter().position(|column| column.name == *name) else { continue };
+        part.check_scan(settings, key, "give their number")?;
+        part.visit(0..part.reader.len(), skips, &mut |_, record| {
+            let wrong = |message| ReadError::new(format!("column \"{name}\" {message}"), hint_of_indices(ignored));
+            let largest = match record.value(at) {
+                RecordValue::Missing => None,
+                value => each_index(value, ignored, &mut |_| {}).map_err(wrong)?,
+            };
+            most = most.max(largest);
+            Ok(())
+        })?;
+    }
+    match most {
+        Some(most) => Ok(most as usize + 1),
+        None => {
+            Err(settings.wrong(key, format!("is needed: column \"{name}\" has no index"), "check the files").into())
         }
     }
 }
@@ -175,17 +269,24 @@ fn scan(
             _ => Ok(()),
         }
     })?;
-    let regression = "write `task = \"regression\"` under [data], or name another `target`";
     if let Some(value) = seen.broken {
-        return Err(refuse(format!("which holds {value}: it looks like a target for regression"), regression));
+        let hint = format!("write {REGRESSION} under [data], or name another `target`");
+        return Err(refuse(format!("which holds {value}: it looks like a target for regression"), &hint));
     }
-    if !forced && seen.whole.len() > FEW && seen.whole.len() > seen.count / 2 {
-        let message = format!(
-            "which has {} different numbers in {} records: it looks like a target for regression",
-            seen.whole.len(),
-            seen.count
-        );
-        return Err(refuse(message, &format!("{regression}; `task = \"classification\"` uses its values as classes")));
+    let count = seen.whole.len();
+    let both_ways = format!(
+        "write {REGRESSION} under [data] to predict the number, or {CLASSIFICATION} to make each of its {count} values a \
+         class"
+    );
+    let is_real = matches!(part.reader.columns()[at].kind, RecordKind::Real { .. });
+    if !forced && is_real && count > 0 {
+        let message = "whose numbers are written as real ones, with a decimal point: they may be amounts, or classes";
+        return Err(refuse(message.into(), &both_ways));
+    }
+    if !forced && count > CLASSES_FEW && seen.count < SAMPLES_PER_CLASS * count {
+        let message =
+            format!("which has {count} different numbers in {} records: they may be amounts, or classes", seen.count);
+        return Err(refuse(message, &both_ways));
     }
     let (lookup, names): (Lookup, Vec<String>) = match seen.names.is_empty() {
         false => (Lookup::of_names(seen.names.iter().map(String::as_str)), seen.names.into_iter().collect()),

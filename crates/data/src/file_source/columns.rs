@@ -1,5 +1,6 @@
 //! Which columns of the records are the input, and which is the target.
 
+use super::types::{ColumnType, ColumnTypes};
 use crate::record::{RecordColumn, RecordKind, UnreadColumn};
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use std::collections::{BTreeSet, HashMap};
@@ -36,21 +37,38 @@ pub(crate) struct Choices<'c> {
     pub is_index: &'c dyn Fn(usize) -> bool,
 }
 
+/// What decides about columns beside their own names.
+#[derive(Debug)]
+pub(crate) struct ChoiceRules<'a> {
+    /// Columns of names that become inputs.
+    pub categorical: &'a [String],
+    /// Columns that say which samples belong together, and are inputs only if they are named.
+    pub left_out: &'a [String],
+    /// The target's past is an input, too.
+    pub keeps_target: bool,
+    pub types: &'a ColumnTypes,
+}
+
 /// What `target` and `inputs` of the `[data]` section say, and the rule where they say nothing. Columns of names are inputs
 /// only if they are among `categorical`, or named. A column that is not read is never chosen in silence: it is an error if it is
 /// named, or if its own name says that it is the input or the target. What is named as an input is no target.
 pub(crate) fn choose(
     choices: &Choices<'_>,
     settings: &Settings,
-    categorical: &[String],
+    rules: &ChoiceRules<'_>,
 ) -> Result<Chosen, SettingError> {
     let Choices { columns, unread, is_index } = *choices;
+    let types = rules.types;
     let (target, inputs) = (settings.text("target", "")?, settings.texts("inputs", "[\"a\", \"b\"]")?);
     let mut target = match target.as_str() {
         "" => {
             refuse_by_name(columns, unread, &TARGET_NAMES, settings, "target")?;
-            let is_free = |at: usize| !is_index(at) && !inputs.contains(&columns[at].name);
-            (0..columns.len()).find(|at| is_target(&columns[*at]) && is_free(*at))
+            let is_mask =
+                |column: &RecordColumn| is_target_name(&column.name) && types.of(column) == Some(ColumnType::Mask);
+            let is_one = |column: &RecordColumn| is_target(column) || is_mask(column);
+            let is_input = |at: usize| !rules.keeps_target && inputs.contains(&columns[at].name);
+            let is_free = |at: usize| !is_index(at) && !is_input(at);
+            (0..columns.len()).find(|at| is_one(&columns[*at]) && is_free(*at))
         }
         name => Some(find(columns, unread, name, settings, "target")?),
     };
@@ -65,11 +83,13 @@ pub(crate) fn choose(
         }
         true => {
             refuse_by_name(columns, unread, &[INPUT_NAME], settings, "inputs")?;
-            default_inputs(choices, target, categorical)
+            refuse_several_tokens(columns, target, settings, types)?;
+            default_inputs(choices, target, rules)
         }
     };
-    let kind = input_kind(columns, &chosen, settings)?;
-    let (rows, mut guess) = ((0..columns.len()).filter(|at| !is_index(*at)), None);
+    let kind = input_kind(columns, &chosen, settings, types)?;
+    let is_row = |at: &usize| !is_index(*at) && !rules.left_out.contains(&columns[*at].name);
+    let (rows, mut guess) = ((0..columns.len()).filter(is_row), None);
     if target.is_none() && kind == InputKind::Table && rows.clone().count() > 1 {
         // The last column of a table, as most tables have it. The only one cannot be told from itself.
         let one_is_named = matches!(chosen[..], [only] if is_input_name(&columns[only].name));
@@ -82,7 +102,11 @@ pub(crate) fn choose(
             }
         };
     }
-    if target.is_some_and(|target| chosen.contains(&target)) {
+    if let Some(target) = target.filter(|target| rules.keeps_target && inputs.is_empty() && !chosen.contains(target)) {
+        chosen.push(target);
+        chosen.sort_unstable();
+    }
+    if !rules.keeps_target && target.is_some_and(|target| chosen.contains(&target)) {
         return Err(settings.wrong("inputs", "includes the target", "leave the target out of the inputs"));
     }
     if chosen.is_empty() {
@@ -103,6 +127,29 @@ pub(crate) fn choose(
         return Err(settings.wrong("source", message, "name it: `target = \"…\"` under [data]"));
     }
     Ok(Chosen { kind, inputs: chosen, target, guess: guess.filter(|_| target.is_some()) })
+}
+
+/// Refuses to guess which of several rows of whole numbers a model of tokens takes.
+fn refuse_several_tokens(
+    columns: &[RecordColumn],
+    target: Option<usize>,
+    settings: &Settings,
+    types: &ColumnTypes,
+) -> Result<(), SettingError> {
+    let others = || columns.iter().enumerate().filter(|(at, _)| Some(*at) != target).map(|(_, column)| column);
+    if others().any(|column| is_picture(column) || is_input_name(&column.name) || types.of(column).is_some()) {
+        return Ok(());
+    }
+    let rows: Vec<RecordColumn> = others().filter(|column| types.is_tokens(column)).cloned().collect();
+    // What a file calls tokens comes first, as it always has.
+    let are_known = rows.iter().any(|column| matches!(column.kind, RecordKind::Int { classes: Some(_), .. }));
+    match rows.len() > 1 && !are_known {
+        false => Ok(()),
+        true => {
+            let message = format!("could be any of {}, which are rows of whole numbers", list(&rows));
+            Err(settings.wrong("inputs", message, format!("name the tokens: `inputs = [\"{}\"]`", rows[0].name)))
+        }
+    }
 }
 
 /// What the columns are called.
@@ -181,19 +228,17 @@ pub(super) fn is_picture(column: &RecordColumn) -> bool {
     matches!(column.kind, RecordKind::Image | RecordKind::Pixels { .. })
 }
 
-/// Whether its numbers are tokens: a row of indices.
-fn is_tokens(column: &RecordColumn) -> bool {
-    matches!(&column.kind, RecordKind::Int { shape, classes: Some(_) } if shape.len() == 1)
-}
-
 pub(super) fn is_number(column: &RecordColumn) -> bool {
     matches!(column.kind, RecordKind::Real { .. } | RecordKind::Int { .. })
 }
 
-fn default_inputs(choices: &Choices<'_>, target: Option<usize>, categorical: &[String]) -> Vec<usize> {
+fn default_inputs(choices: &Choices<'_>, target: Option<usize>, rules: &ChoiceRules<'_>) -> Vec<usize> {
+    let ChoiceRules { categorical, left_out, types, .. } = rules;
     let all = choices.columns.iter().enumerate();
-    let others = || all.clone().filter(|(at, _)| Some(*at) != target && !(choices.is_index)(*at));
+    let is_left_out = |at: usize| (choices.is_index)(at) || left_out.contains(&choices.columns[at].name);
+    let others = || all.clone().filter(|(at, _)| Some(*at) != target && !is_left_out(*at));
     let one = |is: &dyn Fn(&RecordColumn) -> bool| others().find(|(_, column)| is(column)).map(|(at, _)| vec![at]);
+    let is_tokens = |column: &RecordColumn| types.is_tokens(column);
     one(&|column| is_input_name(&column.name)).or_else(|| one(&is_picture)).or_else(|| one(&is_tokens)).unwrap_or_else(
         || {
             let categorical: BTreeSet<&String> = categorical.iter().collect();
@@ -203,12 +248,18 @@ fn default_inputs(choices: &Choices<'_>, target: Option<usize>, categorical: &[S
     )
 }
 
-fn input_kind(columns: &[RecordColumn], inputs: &[usize], settings: &Settings) -> Result<InputKind, SettingError> {
-    let is_one = |is: fn(&RecordColumn) -> bool| matches!(inputs, [only] if is(&columns[*only]));
-    if is_one(is_picture) {
+fn input_kind(
+    columns: &[RecordColumn],
+    inputs: &[usize],
+    settings: &Settings,
+    types: &ColumnTypes,
+) -> Result<InputKind, SettingError> {
+    let is_tokens = |column: &RecordColumn| types.is_tokens(column);
+    let is_one = |is: &dyn Fn(&RecordColumn) -> bool| matches!(inputs, [only] if is(&columns[*only]));
+    if is_one(&is_picture) {
         return Ok(InputKind::Image);
     }
-    if is_one(is_tokens) {
+    if is_one(&is_tokens) {
         return Ok(InputKind::Tokens);
     }
     let odd = inputs.iter().map(|at| &columns[*at]).find(|column| {
@@ -254,9 +305,12 @@ mod tests {
         keys.iter().for_each(|(key, value)| settings.set(key, "job.toml:2", value.clone()));
         let unread = |name: &&str| UnreadColumn { name: (*name).into(), kind: "Date32".into() };
         let unread: Vec<UnreadColumn> = unread_names.iter().map(unread).collect();
+        let types = ColumnTypes::read(columns, "a.csv", &settings, None).unwrap();
+        let categorical = ["colour".to_string()];
+        let rules = ChoiceRules { categorical: &categorical, left_out: &[], keeps_target: false, types: &types };
         let is_index = |at: usize| columns[at].name == "index";
         let choices = Choices { columns, unread: &unread, is_index: &is_index };
-        let chosen = choose(&choices, &settings, &["colour".into()]).map_err(|error| error.to_string())?;
+        let chosen = choose(&choices, &settings, &rules).map_err(|error| error.to_string())?;
         Ok((chosen.inputs, chosen.target))
     }
 

@@ -2,14 +2,17 @@
 
 use super::assembly::{Assembly, Input, InputColumn, Target, reals_of};
 use super::classes;
-use super::columns::{self, Choices, Chosen, InputKind};
+use super::columns::{self, ChoiceRules, Choices, Chosen, InputKind};
+use super::held_out::{self, SplitRule};
 use super::lookup::Lookup;
 use super::part::{Part, Places};
+use super::table_windows::{Future, TableWindows, WindowColumns, WindowRule};
+use super::types::{ColumnTypes, shape_of};
 use super::{FITTED_SAMPLES_MAX, FileSource, OnError, streamed};
 use crate::cache::Cache;
 use crate::error::ReadError;
 use crate::folder_parts;
-use crate::format::OpenError;
+use crate::format::{OpenError, Reader};
 use crate::formats::csv;
 use crate::image::{self, Pixels};
 use crate::inspect::{self, shown_name};
@@ -18,7 +21,7 @@ use crate::notes;
 use crate::record::{RecordColumn, RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
 use crate::source::Opened;
-use crate::split::{Purpose, Split};
+use crate::split::{HoldOut, Purpose, Split};
 use crate::stream::{self, StreamSettings, StreamSource};
 use crate::transform::{self, Fitted, Setup};
 use crate::transforms::{one_hot, pack};
@@ -28,7 +31,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Opens the files that `name`, which is `data.source`, names, with those of `validation` and `test` if there are any.
-pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
+/// `wanted` are the model's fields, where they are known.
+pub(crate) fn open(name: &str, settings: &Settings, seed: u64, wanted: Option<&[Field]>) -> Opened {
     let stream = StreamSettings::read(settings, stream::is_pipe(name))?;
     let found = folder_parts::resolve(name, settings).map_err(|error| readable(error, settings, "source"))?;
     let found_at = |path: Option<&PathBuf>| path.map(|path| path.display().to_string());
@@ -67,7 +71,7 @@ pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
     if let Some(found) = &found {
         parts[0].1.notes.insert(0, found.note(&used));
     }
-    let files = join(parts, settings, seed).map_err(|error| readable(error, settings, "source"))?;
+    let files = join(parts, settings, seed, wanted).map_err(|error| readable(error, settings, "source"))?;
     Ok(match stream {
         Some(stream) => Box::new(StreamSource::new(files, stream, seed)),
         None => Box::new(files),
@@ -118,15 +122,22 @@ pub(super) fn readable(error: OpenError, settings: &Settings, key: &str) -> Sett
 }
 
 /// One source of several parts, each with the key that names it: the first is to train.
-pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> Result<FileSource, OpenError> {
+pub(crate) fn join(
+    parts: Vec<(&str, Part)>,
+    settings: &Settings,
+    seed: u64,
+    wanted: Option<&[Field]>,
+) -> Result<FileSource, OpenError> {
     let on_error = OnError::read(settings)?;
     let skips = on_error.skips();
     let (keys, parts): (Vec<&str>, Vec<Part>) = parts.into_iter().unzip();
     let tables = transform_tables(settings)?;
     parts.iter().try_for_each(|part| streamed::check(part, &tables, settings))?;
     let mut parts = parts.into_iter().map(|part| pack(part, settings, skips)).collect::<Result<Vec<_>, _>>()?;
-    let split = read_split(&parts, &keys, settings, seed)?;
-    let (assembly, guess) = read_assembly(&mut parts[0], split, settings, skips)?;
+    let types = ColumnTypes::read(parts[0].reader.columns(), &parts[0].name, settings, wanted)?;
+    let (chosen, guess) = choose(&mut parts, &types, settings, skips)?;
+    let (split, split_note) = read_split(&mut parts, &keys, &chosen, (settings, seed, skips))?;
+    let assembly = read_assembly(&parts, chosen, types.ignore, split, settings, skips)?;
     parts[0].name_classes(&assembly, settings, "source")?;
     // A record with another class may be skipped, as any that cannot be used.
     let scanned = settings.peek("classes").is_none();
@@ -138,6 +149,7 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
         }
     }
     let mut source = FileSource::new(parts, split, assembly, seed, on_error);
+    source.split_note = split_note;
     source.notes = columns_used(&source.parts[0], &source.assembly, guess, settings);
     source.notes.extend(source.notes_of_parts());
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
@@ -165,28 +177,171 @@ fn is_pack(table: &Settings) -> bool {
     table.peek("kind") == Some(&Setting::Text(pack::KIND.name.into()))
 }
 
-/// Parts as they are given, or as the seed divides the samples of the first.
-fn read_split(parts: &[Part], keys: &[&str], settings: &Settings, seed: u64) -> Result<Split, SettingError> {
-    let len = |key: &str| keys.iter().position(|known| *known == key).map_or(0, |at| parts[at].reader.len());
-    let split = match len("validation") {
-        0 if parts[0].stream.is_some() => streamed::read_split(&parts[0], settings)?,
-        0 => Split::read(settings, len("source"), seed)?,
-        held_out => {
-            if let Some(key) = ["holdout", "folds", "fold"].into_iter().find(|key| settings.has(key)) {
-                let at = keys.iter().position(|known| *known == "validation").unwrap_or_default();
-                let (what, hint) = match settings.peek("validation") {
-                    Some(_) => ("`validation`".to_string(), "leave one of the two out"),
-                    None => (
-                        format!("{}, which holds the samples to validate on", parts[at].name),
-                        "leave it out, or name the folder to train on alone",
-                    ),
-                };
-                return Err(settings.wrong(key, format!("cannot be combined with {what}"), hint));
-            }
-            Split::given(len("source"), held_out)
+/// What the columns are for, and what the target is.
+struct Roles {
+    kind: InputKind,
+    target: Target,
+    target_name: Option<String>,
+    class_names: Option<Vec<String>>,
+    windows: Option<WindowRule>,
+    rule: Option<SplitRule>,
+}
+
+/// Finds inputs and target among the columns, and says why one of them is the target if its place alone says so.
+fn choose(
+    parts: &mut [Part],
+    types: &ColumnTypes,
+    settings: &Settings,
+    skips: bool,
+) -> Result<(Roles, Option<&'static str>), OpenError> {
+    let (windows, rule) = (WindowRule::read(settings)?, SplitRule::read(settings)?);
+    let categorical = categorical_columns(settings)?;
+    let of_windows = windows.iter().flat_map(|windows| [windows.series.clone(), windows.time.clone()]).flatten();
+    let group = if let Some(SplitRule::Groups(column)) = &rule { Some(column.clone()) } else { None };
+    let left_out: Vec<String> = of_windows.chain(group).collect();
+    let rules = ChoiceRules { categorical: &categorical, left_out: &left_out, keeps_target: windows.is_some(), types };
+    let reader = &parts[0].reader;
+    let is_index = |at: usize| reader.is_index(at);
+    let choices = Choices { columns: reader.columns(), unread: reader.unread(), is_index: &is_index };
+    let Chosen { kind, inputs, target, guess } = columns::choose(&choices, settings, &rules)?;
+    parts[0].places = Places { inputs, target, ..Places::default() };
+    let target_name = target.map(|at| columns_name(&parts[0], at));
+    let all: Vec<&Part> = parts.iter().collect();
+    let (target, class_names) = match (target, &windows) {
+        (Some(_), Some(windows)) => (forecast(&all, windows, kind, settings)?, None),
+        (Some(at), None) if kind == InputKind::Tokens => {
+            classes::find(&all, at, &types.beside_tokens(), settings, skips)?
         }
+        (Some(at), None) => classes::find(&all, at, types, settings, skips)?,
+        (None, Some(_)) => {
+            let message = "takes rows of a table, but the samples are tokens without a target";
+            return Err(settings.wrong("window", message, "leave it out, or name a `target` of numbers").into());
+        }
+        (None, None) => (Target::Next, None),
     };
-    Ok(split.with_test(len("test")))
+    Ok((Roles { kind, target, target_name, class_names, windows, rule }, guess))
+}
+
+fn columns_name(part: &Part, at: usize) -> String {
+    part.reader.columns()[at].name.clone()
+}
+
+/// The target of windows: so many numbers to come.
+fn forecast(
+    parts: &[&Part],
+    windows: &WindowRule,
+    kind: InputKind,
+    settings: &Settings,
+) -> Result<Target, SettingError> {
+    let refused = |key: &str, message: &str, hint: &str| Err(settings.wrong(key, message, hint));
+    if settings.choice("task", &["auto", "classification", "regression"])? == "classification" {
+        return refused("task", "is \"classification\", but windows forecast numbers", "leave one of the two out");
+    }
+    if kind != InputKind::Table {
+        return refused(
+            "window",
+            "takes rows of a table, but the inputs are none",
+            "name columns of numbers: `inputs = [\"a\"]`",
+        );
+    }
+    if parts.iter().any(|part| part.stream.is_some()) {
+        return refused(
+            "stream",
+            "cannot be combined with `window`, which needs rows in any order",
+            "leave one of the two out",
+        );
+    }
+    Ok(Target::Reals { shape: vec![windows.future] })
+}
+
+/// Parts as they are given, or as a rule divides the samples of the first; and a word on it.
+fn read_split(
+    parts: &mut [Part],
+    keys: &[&str],
+    roles: &Roles,
+    (settings, seed, skips): (&Settings, u64, bool),
+) -> Result<(Split, Option<String>), OpenError> {
+    let place = |key: &str| keys.iter().position(|known| *known == key);
+    let given = place("validation").is_some();
+    if given {
+        let written = roles.rule.as_ref().map(SplitRule::key);
+        let key = ["holdout", "folds", "fold"].into_iter().find(|key| settings.has(key)).or(written);
+        if let Some(key) = key {
+            let at = place("validation").unwrap_or_default();
+            let (what, hint) = match settings.peek("validation") {
+                Some(_) => ("`validation`".to_string(), "leave one of the two out"),
+                None => (
+                    format!("{}, which holds the samples to validate on", parts[at].name),
+                    "leave it out, or name the folder to train on alone",
+                ),
+            };
+            return Err(settings.wrong(key, format!("cannot be combined with {what}"), hint).into());
+        }
+    }
+    let (split, note) = match (&roles.windows, &roles.rule) {
+        (Some(windows), rule) => split_windows(parts, windows, rule.as_ref(), given, settings)?,
+        (None, Some(rule)) if parts[0].stream.is_some() => {
+            let hint = "leave one of the two out, or name files: `validation = \"…\"`";
+            return Err(settings.wrong(rule.key(), "cannot be combined with a stream", hint).into());
+        }
+        (None, _) if given => (None, None),
+        (None, Some(rule)) => {
+            let (split, note) = held_out::hold_out(&mut parts[0], &roles.target, rule, (settings, seed, skips))?;
+            (Some(split), note)
+        }
+        (None, None) => match parts[0].stream.is_some() {
+            true => (Some(streamed::read_split(&parts[0], settings)?), None),
+            false => (Some(Split::read(settings, parts[0].reader.len(), seed)?), None),
+        },
+    };
+    let len = |key: &str| place(key).map_or(0, |at| parts[at].reader.len());
+    let split = split.unwrap_or_else(|| Split::given(len("source"), len("validation")));
+    Ok((split.with_test(len("test")), note))
+}
+
+/// Makes windows of the rows of all parts. Of those that train, the last are held out unless files for that are given.
+fn split_windows(
+    parts: &mut [Part],
+    windows: &WindowRule,
+    rule: Option<&SplitRule>,
+    given: bool,
+    settings: &Settings,
+) -> Result<(Option<Split>, Option<String>), OpenError> {
+    if let Some(rule) = rule.filter(|rule| **rule != SplitRule::Chronological) {
+        let message = "cannot be combined with `window`: windows that overlap would be on both sides";
+        let hint = "leave it out, as the last rows are held out, or name files: `validation = \"…\"`";
+        return Err(settings.wrong(rule.key(), message, hint).into());
+    }
+    let holdout = match given {
+        true => 0.0,
+        false => match HoldOut::read(settings, parts[0].reader.len())? {
+            HoldOut::Part(part) => part,
+            HoldOut::Fold { .. } => {
+                let message = "cannot be combined with `window`, of which the last rows are held out";
+                return Err(settings.wrong("folds", message, "leave one of the two out").into());
+            }
+        },
+    };
+    let names = |of: &[usize]| of.iter().map(|at| columns_name(&parts[0], *at)).collect::<Vec<String>>();
+    let (inputs, target) = (names(&parts[0].places.inputs), names(parts[0].places.target.as_slice()));
+    let (mut split, mut note) = (None, None);
+    for (number, part) in parts.iter_mut().enumerate() {
+        let find =
+            |name: &String, key: &str| columns::find(part.reader.columns(), part.reader.unread(), name, settings, key);
+        let columns = WindowColumns {
+            inputs: inputs.iter().map(|name| find(name, "inputs")).collect::<Result<_, _>>()?,
+            target: target.first().map(|name| find(name, "target")).transpose()?,
+        };
+        let part_held_out = if number == 0 { holdout } else { 0.0 };
+        let made = TableWindows::over(part, columns, windows, (part_held_out, Future::Known), settings)?;
+        if number == 0 {
+            note = Some(made.described(holdout));
+            split = (!given).then(|| Split::given(made.training, made.len() - made.training));
+        }
+        part.reader = Box::new(made);
+    }
+    parts[0].places = Places { inputs: (0..inputs.len()).collect(), target: Some(inputs.len()), ..Places::default() };
+    Ok((split, note))
 }
 
 /// Which columns are the target and the inputs, and which are neither though the job does not name the inputs.
@@ -215,29 +370,24 @@ fn columns_used(part: &Part, assembly: &Assembly, guess: Option<&str>, settings:
     notes
 }
 
-/// What becomes of the columns, and why one of them is the target if its place alone says so.
+/// What becomes of the columns.
 fn read_assembly(
-    part: &mut Part,
+    parts: &[Part],
+    roles: Roles,
+    ignore: i64,
     split: Split,
     settings: &Settings,
     skips: bool,
-) -> Result<(Assembly, Option<&'static str>), OpenError> {
-    let categorical = categorical_columns(settings)?;
-    let is_index = |at: usize| part.reader.is_index(at);
-    let choices = Choices { columns: part.reader.columns(), unread: part.reader.unread(), is_index: &is_index };
-    let Chosen { kind, inputs, target, guess } = columns::choose(&choices, settings, &categorical)?;
-    part.places = Places { inputs, target, ..Places::default() };
-    let (target, class_names) = match target {
-        Some(at) => classes::find(part, at, settings, skips)?,
-        None => (Target::Next, None),
-    };
-    let target_name = part.places.target.map(|at| part.reader.columns()[at].name.clone());
-    let input = match kind {
+) -> Result<Assembly, OpenError> {
+    let all: Vec<&Part> = parts.iter().collect();
+    let (part, target) = (all[0], roles.target);
+    let input = match roles.kind {
         InputKind::Image => image_input(part, settings, skips)?,
-        InputKind::Tokens => token_input(part, &target, settings)?,
-        InputKind::Table => table_input(part, split, settings, skips)?,
+        InputKind::Tokens => token_input(&all, &target, settings, skips)?,
+        InputKind::Table => table_input(part, roles.windows.as_ref(), split, settings, skips)?,
     };
-    Ok((Assembly { input, target, target_name, class_names }, guess))
+    let Roles { target_name, class_names, .. } = roles;
+    Ok(Assembly { input, target, target_name, class_names, ignore, target_may_lack: false })
 }
 
 /// Columns that `one_hot` transforms name.
@@ -305,19 +455,33 @@ fn first_image(part: &Part, skips: bool) -> Result<Pixels, ReadError> {
     Err(if skips { error.despite_skipping() } else { error })
 }
 
-fn token_input(part: &Part, target: &Target, settings: &Settings) -> Result<Input, OpenError> {
-    let RecordKind::Int { shape, classes: Some(classes) } = &part.reader.columns()[part.places.inputs[0]].kind else {
+fn token_input(parts: &[&Part], target: &Target, settings: &Settings, skips: bool) -> Result<Input, OpenError> {
+    let at = parts[0].places.inputs[0];
+    let kind = &parts[0].reader.columns()[at].kind;
+    let Some(&[len]) = shape_of(kind) else {
         return Err(settings.wrong("inputs", "are not tokens", "name a column of tokens").into());
     };
-    let len = shape[0];
+    let classes = match kind {
+        RecordKind::Int { classes: Some(classes), .. } => *classes,
+        _ => match classes::vocabulary(settings)? {
+            Some(vocabulary) => vocabulary,
+            None => classes::count_of_indices(parts, at, None, "vocab", settings, skips)?,
+        },
+    };
     if matches!(target, Target::Next) && len < 2 {
         let message = "has one token per sample and thus no next token";
         return Err(settings.wrong("source", message, "make `context` larger").into());
     }
-    Ok(Input::Tokens { len, classes: *classes })
+    Ok(Input::Tokens { len, classes })
 }
 
-fn table_input(part: &Part, split: Split, settings: &Settings, skips: bool) -> Result<Input, OpenError> {
+fn table_input(
+    part: &Part,
+    windows: Option<&WindowRule>,
+    split: Split,
+    settings: &Settings,
+    skips: bool,
+) -> Result<Input, OpenError> {
     let missing = read_missing(settings)?;
     let mut columns = Vec::new();
     for at in &part.places.inputs {
@@ -335,6 +499,9 @@ fn table_input(part: &Part, split: Split, settings: &Settings, skips: bool) -> R
         columns.push(InputColumn { name: column.name.clone(), elements, categories, fill: None });
     }
     fill_missing(part, &mut columns, missing, split, skips)?;
+    if let Some(windows) = windows {
+        return Ok(Input::Windows { columns, past: windows.past });
+    }
     let shape = match (&part.places.inputs[..], &columns[..]) {
         // One column keeps its shape.
         ([at], [_]) => match &part.reader.columns()[*at].kind {
@@ -438,6 +605,9 @@ pub(super) fn add_transforms(
         let (before, split) = (source.transforms.len(), source.split);
         let mut setup = Setup { seed, at, before, split, training: &*source, fitted: &mut fitted };
         let made = transform::make(table, &mut form, &mut setup)?;
+        if made.target_scale().is_some() && source.transforms.iter().any(|other| other.target_scale().is_some()) {
+            return Err(table.wrong("of", "is \"target\" for the second time", "leave one of them out").into());
+        }
         source.transforms.push(made);
     }
     source.fixed = source.transforms.iter().position(|made| made.is_random()).unwrap_or(source.transforms.len());

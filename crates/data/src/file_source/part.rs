@@ -1,6 +1,6 @@
 //! The files of one purpose: those that train, validate or test.
 
-use super::assembly::{Assembly, Input, Target};
+use super::assembly::{Assembly, Target};
 use super::columns;
 use super::lookup::{Lookup, NameMap, listed, shown};
 use crate::error::ReadError;
@@ -39,6 +39,24 @@ pub(crate) struct Places {
     pub class_of: Option<NameMap>,
 }
 
+/// What stands in the place of a reader that was taken.
+#[derive(Debug)]
+struct Nothing;
+
+impl Reader for Nothing {
+    fn columns(&self) -> &[RecordColumn] {
+        &[]
+    }
+
+    fn len(&self) -> usize {
+        0
+    }
+
+    fn read(&self, _: usize, _: &mut Record) -> Result<(), ReadError> {
+        Err(ReadError::new("it has no record", "this is a bug"))
+    }
+}
+
 impl Part {
     /// Opens the files that `name` names, which is what `key` says.
     pub fn open(name: &str, settings: &Settings, key: &str) -> Result<Self, OpenError> {
@@ -51,6 +69,11 @@ impl Part {
         }
         notes.extend(notes::of_all(&*reader));
         Ok(Self { name: name.into(), format, files, reader, stream: None, places: Places::default(), notes })
+    }
+
+    /// Its reader, for another one that takes its place at once.
+    pub fn take_reader(&mut self) -> Box<dyn Reader> {
+        std::mem::replace(&mut self.reader, Box::new(Nothing))
     }
 
     /// Reads a record; an error says which of this part it is.
@@ -149,7 +172,8 @@ impl Part {
     /// Finds out what the names are whose indices this part holds: each file may number them in its own way.
     pub fn name_classes(&mut self, assembly: &Assembly, settings: &Settings, key: &str) -> Result<(), SettingError> {
         let columns = self.reader.columns();
-        if let Input::Table { columns: inputs, .. } = &assembly.input {
+        let inputs = assembly.input.columns();
+        if !inputs.is_empty() {
             let both = self.places.inputs.iter().zip(inputs);
             let maps = both.map(|(at, input)| match (&columns[*at].kind, &input.categories) {
                 (RecordKind::Class { names }, Some(Lookup::Names(known))) => {
@@ -203,7 +227,8 @@ impl Part {
     pub fn check_known(&self, assembly: &Assembly, scanned: bool) -> Result<(), ReadError> {
         let columns = self.reader.columns();
         let mut checked: Vec<(usize, &Lookup, Option<&NameMap>, &str)> = Vec::new();
-        if let Input::Table { columns: inputs, .. } = &assembly.input {
+        let inputs = assembly.input.columns();
+        if !inputs.is_empty() {
             for (number, (at, input)) in self.places.inputs.iter().zip(inputs).enumerate() {
                 let names = self.places.input_names.get(number).and_then(Option::as_ref);
                 if let Some(lookup) = &input.categories

@@ -9,7 +9,7 @@ use crate::format::OpenError;
 use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
 use crate::transform::Fitted;
-use kolo_graph::field::{Field, Kind};
+use kolo_graph::field::{Field, IGNORED, Kind};
 use kolo_graph::settings::{Setting, SettingError, Settings};
 
 /// Opens files to predict from, for a model that takes this field. Images become the size that the model wants, with pixels
@@ -21,7 +21,14 @@ pub fn open_for_field(name: &str, field: &Field) -> Result<FileSource, SettingEr
         let mut part = Part::open(name, settings, "source")?;
         let (input, inputs) = input_of(part.reader.columns(), field, settings)?;
         part.places = Places { inputs, ..Places::default() };
-        let assembly = Assembly { input, target: Target::None, target_name: None, class_names: None };
+        let assembly = Assembly {
+            input,
+            target: Target::None,
+            target_name: None,
+            class_names: None,
+            ignore: IGNORED.into(),
+            target_may_lack: false,
+        };
         let split = Split::given(part.reader.len(), 0);
         let mut source = FileSource::new(vec![part], split, assembly, 0, OnError::Stop);
         let form = add_transforms(&mut source, settings, 0, Fitted { complete: true, ..Fitted::default() })?;

@@ -4,6 +4,7 @@ use super::assembly::{Assembly, Input, InputColumn, Target};
 use super::lookup::Lookup;
 use super::open::{add_transforms, fields_of, pack, readable, set_text};
 use super::part::{Part, Places};
+use super::table_windows::{Future, TableWindows, WindowColumns, WindowRule};
 use super::{FileSource, OnError, columns};
 use crate::error::ReadError;
 use crate::format::{OpenError, Reader};
@@ -12,6 +13,7 @@ use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
 use crate::tokenizer::UsedTokenizer;
 use crate::transform::Fitted;
+use kolo_graph::field::IGNORED;
 use kolo_graph::settings::{Setting, SettingError, Settings};
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -35,6 +37,7 @@ impl FileSource {
             "next_token": matches!(self.assembly.target, Target::Next),
             "target": target_to_json(&self.assembly),
             "classes": self.assembly.class_names,
+            "ignore": self.assembly.ignore,
             "fitted": fitted,
             "tokenizer": part.reader.tokenizer(),
         });
@@ -50,6 +53,10 @@ fn input_to_json(input: &Input) -> Value {
         Input::Table { columns, shape } => {
             let columns: Vec<Value> = columns.iter().map(column_to_json).collect();
             json!({ "kind": "table", "columns": columns, "shape": shape })
+        }
+        Input::Windows { columns, past } => {
+            let columns: Vec<Value> = columns.iter().map(column_to_json).collect();
+            json!({ "kind": "windows", "columns": columns, "past": past })
         }
     }
 }
@@ -84,8 +91,8 @@ fn target_to_json(assembly: &Assembly) -> Value {
     match &assembly.target {
         Target::None => Value::Null,
         Target::Next => json!({ "kind": "next" }),
-        Target::Tokens { len, classes } => {
-            json!({ "kind": "tokens", "column": column, "len": len, "classes": classes })
+        Target::Tokens { shape, classes } => {
+            json!({ "kind": "tokens", "column": column, "shape": shape, "classes": classes })
         }
         Target::Class { lookup, classes } => {
             json!({ "kind": "class", "column": column, "values": lookup_to_json(lookup), "classes": classes })
@@ -99,7 +106,11 @@ fn target_from_json(target: &Value) -> Option<(Target, Option<String>)> {
     let column = target.get("column").and_then(Value::as_str).map(str::to_string);
     let target = match target.get("kind")?.as_str()? {
         "next" => Target::Next,
-        "tokens" => Target::Tokens { len: size("len")?, classes: size("classes")? },
+        "tokens" => {
+            // Earlier versions had rows alone.
+            let shape = size("len").map(|len| vec![len]).or_else(|| sizes(target.get("shape")?))?;
+            Target::Tokens { shape, classes: size("classes")? }
+        }
         "class" => Target::Class { lookup: lookup_from_json(target.get("values")?)?, classes: size("classes")? },
         "reals" => Target::Reals { shape: sizes(target.get("shape")?)? },
         _ => return None,
@@ -134,7 +145,8 @@ pub(super) fn from_json(text: &str) -> Option<Saved> {
         names => Some(texts(names)?),
     };
     let input = input_from_json(value.get("input")?)?;
-    let assembly = Assembly { input, target, target_name: None, class_names };
+    let ignore = value.get("ignore").and_then(Value::as_i64).unwrap_or(IGNORED.into());
+    let assembly = Assembly { input, target, target_name: None, class_names, ignore, target_may_lack: false };
     let tokenizer = tokenizer_of(&value);
     let target = value.get("target").and_then(target_from_json);
     Some(Saved { assembly, target, columns: texts(value.get("input_columns")?)?, fitted, tokenizer })
@@ -213,6 +225,10 @@ fn input_from_json(input: &Value) -> Option<Input> {
             let columns = input.get("columns")?.as_array()?.iter().map(column_from_json).collect::<Option<_>>()?;
             Input::Table { columns, shape: sizes(input.get("shape")?)? }
         }
+        "windows" => {
+            let columns = input.get("columns")?.as_array()?.iter().map(column_from_json).collect::<Option<_>>()?;
+            Input::Windows { columns, past: size("past")? }
+        }
         _ => return None,
     })
 }
@@ -231,12 +247,18 @@ fn column_from_json(column: &Value) -> Option<InputColumn> {
 }
 
 /// Opens files to predict from, as a job saw its own: `settings` is its `[data]` section, `preprocessing` what
-/// [`FileSource::preprocessing`] said. The files need no target, and the source has the one field `x`; of tokens whose target
-/// is the next also `y`. With `on_error = "skip"`, a record that cannot be read is left out:
+/// [`FileSource::preprocessing`] said. The files need no target: the source has the field `x`, and `y` if they have it, or if the
+/// target is the next token. What a target does not say is [`IGNORED`], or NaN. With `on_error = "skip"`, a record that cannot be read is left out:
 /// [`Source::is_unreadable`](crate::Source::is_unreadable) tells which.
 pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str) -> Result<FileSource, SettingError> {
     let read = || {
-        let saved = from_json(preprocessing).ok_or_else(|| unreadable(settings))?;
+        let mut saved = from_json(preprocessing).ok_or_else(|| unreadable(settings))?;
+        if let Some((target @ (Target::Tokens { .. } | Target::Class { .. } | Target::Reals { .. }), name)) =
+            saved.target.take()
+        {
+            (saved.assembly.target, saved.assembly.target_name) = (target, name);
+            saved.assembly.target_may_lack = true;
+        }
         // Another record's answer would be a wrong one.
         let on_error = if OnError::read(settings)?.skips() { OnError::LeaveOut } else { OnError::Stop };
         open_alone(name, settings, saved, on_error, 0)
@@ -291,12 +313,16 @@ fn open_alone(
     let (mut own, _file) = kept.map_err(|error| ReadError::io(&std::env::temp_dir(), &error))?;
     set_text(&mut own, text_columns(&assembly, &columns).into_iter());
     let arrays = settings.text("arrays", "")?;
-    if assembly.target_name.is_none() && columns.iter().all(|name| arrays.split(',').any(|array| array.trim() == name))
-    {
+    let names_inputs = columns.iter().all(|name| arrays.split(',').any(|array| array.trim() == name));
+    let opened = match (assembly.target_name.is_none() || assembly.target_may_lack) && names_inputs {
         // The target need not be there.
-        own.set("arrays", "the training files", Setting::Text(columns.join(", ")));
-    }
-    let mut part = pack(Part::open(name, &own, "source")?, &own, on_error.skips())?;
+        true => Part::open(name, &own, "source").or_else(|_| {
+            own.set("arrays", "the training files", Setting::Text(columns.join(", ")));
+            Part::open(name, &own, "source")
+        }),
+        false => Part::open(name, &own, "source"),
+    };
+    let mut part = pack(opened?, &own, on_error.skips())?;
     check_tokenizer(&part, tokenizer.as_ref(), settings)?;
     let known = columns::by_name(part.reader.columns());
     let found = columns.iter().map(|column| match known.get(column.as_str()) {
@@ -305,7 +331,25 @@ fn open_alone(
     });
     let inputs = found.collect::<Result<_, _>>()?;
     let target = assembly.target_name.as_ref().map(|target| target_place(&part, target, &assembly, settings));
-    part.places = Places { inputs, target: target.transpose()?, ..Places::default() };
+    let target = match target.transpose() {
+        Err(_) if assembly.target_may_lack => None,
+        found => found?,
+    };
+    part.places = Places { inputs, target, ..Places::default() };
+    if let Some(windows) = WindowRule::read(settings)? {
+        let future = if assembly.target_may_lack || target.is_none() { Future::Open } else { Future::Known };
+        let chosen = WindowColumns { inputs: part.places.inputs.clone(), target };
+        let made = TableWindows::over(&mut part, chosen, &windows, (0.0, future), settings)?;
+        part.reader = Box::new(made);
+        let inputs = part.places.inputs.len();
+        part.places = Places { inputs: (0..inputs).collect(), target: target.map(|_| inputs), ..Places::default() };
+    }
+    if assembly.target_may_lack && part.name_classes(&assembly, settings, "source").is_err() {
+        part.places.target = None;
+    }
+    if assembly.target_may_lack && part.places.target.is_none() {
+        (assembly.target, assembly.target_name) = (Target::None, None);
+    }
     part.name_classes(&assembly, settings, "source")?;
     let split = Split::given(part.reader.len(), 0);
     let mut source = FileSource::new(vec![part], split, assembly, seed, on_error);
@@ -319,10 +363,13 @@ fn open_alone(
 fn text_columns<'a>(assembly: &'a Assembly, columns: &'a [String]) -> Vec<&'a str> {
     let is_named = |lookup: &Lookup| matches!(lookup, Lookup::Names(_));
     let mut text = Vec::new();
-    if let Input::Table { columns: inputs, .. } = &assembly.input {
-        let named = inputs.iter().zip(columns).filter(|(input, _)| input.categories.as_ref().is_some_and(is_named));
-        text.extend(named.map(|(_, name)| name.as_str()));
-    }
+    let named = assembly
+        .input
+        .columns()
+        .iter()
+        .zip(columns)
+        .filter(|(input, _)| input.categories.as_ref().is_some_and(is_named));
+    text.extend(named.map(|(_, name)| name.as_str()));
     if let (Target::Class { lookup, .. }, Some(name)) = (&assembly.target, &assembly.target_name)
         && is_named(lookup)
     {
@@ -343,13 +390,15 @@ fn target_place(part: &Part, name: &str, assembly: &Assembly, settings: &Setting
     let fits = match &assembly.target {
         Target::Reals { shape } => match kind {
             RecordKind::Real { shape: own } | RecordKind::Int { shape: own, .. } => {
-                own.iter().product::<usize>() == shape.iter().product::<usize>()
+                // A window takes one number of each row.
+                let is_window = matches!(assembly.input, Input::Windows { .. });
+                own.iter().product::<usize>() == if is_window { 1 } else { shape.iter().product::<usize>() }
             }
             // A cell of text may hold a number.
             kind => *kind == RecordKind::Text,
         },
         Target::Class { .. } => !matches!(kind, RecordKind::Image | RecordKind::Pixels { .. } | RecordKind::Bytes),
-        _ => matches!(kind, RecordKind::Int { .. }),
+        _ => matches!(kind, RecordKind::Int { .. } | RecordKind::Real { .. } | RecordKind::Pixels { .. }),
     };
     match fits {
         true => Ok(at),

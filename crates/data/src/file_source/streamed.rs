@@ -180,5 +180,5 @@ impl FileSource {
 pub(crate) fn opened_stream(name: &str, settings: &Settings, seed: u64) -> FileSource {
     let stream = StreamSettings::read(settings, false).unwrap().unwrap();
     let part = Part::open_stream(name, settings, "source", stream).unwrap();
-    super::open::join(vec![("source", part)], settings, seed).unwrap()
+    super::open::join(vec![("source", part)], settings, seed, None).unwrap()
 }

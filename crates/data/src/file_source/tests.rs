@@ -110,7 +110,7 @@ fn part(name: &str, memory: &Memory) -> Part {
 
 fn opened(memory: &Memory, keys: &[(&str, Setting)]) -> Result<FileSource, String> {
     let settings = settings(keys);
-    let source = join(vec![("source", part("some", memory))], &settings, 1).map_err(|error| error.to_string())?;
+    let source = join(vec![("source", part("some", memory))], &settings, 1, None).map_err(|error| error.to_string())?;
     settings.finish().map_err(|error| error.to_string())?;
     Ok(source)
 }
@@ -263,7 +263,31 @@ fn targets_are_classes_or_numbers() {
     let regression = [("task", text("regression"))];
     assert_eq!(of(real(), &broken, &regression), Ok((Field::real("y", &[1]), None)));
     let many = |at: usize| RecordValue::Ints(vec![at as i64 * 3]);
-    assert!(of(int(), &many, &[]).unwrap_err().contains("100 different numbers in 100 records"));
+    let error = of(int(), &many, &[]).unwrap_err();
+    assert!(error.contains("100 different numbers in 100 records"), "{error}");
+    assert!(error.contains("`task = \"regression\"`") && error.contains("`task = \"classification\"`"), "{error}");
+    // Few samples of each of many values; of few values, or with many samples of each, numbers are classes.
+    let some = |values: usize| move |at: usize| RecordValue::Ints(vec![(at % values) as i64]);
+    assert!(of(int(), &some(21), &[]).unwrap_err().contains("21 different numbers in 100 records"));
+    assert_eq!(of(int(), &some(20), &[]).unwrap().0.kind, Kind::Index { classes: 20 });
+    // Written as 151.0: whole, but perhaps amounts.
+    let written = |at: usize| RecordValue::Reals(vec![at as f32 % 3.0]);
+    let error = of(real(), &written, &[]).unwrap_err();
+    assert!(error.contains("written as real ones") && error.contains("each of its 3 values a class"), "{error}");
+    let types = |column: &str, name: &str| {
+        let mut table = Settings::new("data.types", "job.toml:6");
+        table.set(column, "job.toml:6", text(name));
+        ("types", Setting::Table(table))
+    };
+    assert_eq!(of(real(), &written, &[types("label", "class")]).unwrap().0, Field::index("y", &[], 3));
+    assert_eq!(of(int(), &some(21), &[types("label", "real")]), Ok((Field::real("y", &[1]), None)));
+    let both = [types("label", "real"), ("task", text("classification"))];
+    assert!(of(int(), &whole, &both).unwrap_err().contains("`data.types` says otherwise of \"label\""));
+    let unknown = of(int(), &whole, &[types("lable", "class")]).unwrap_err();
+    assert!(unknown.contains("`data.types.lable` names a column that does not exist"), "{unknown}");
+    assert!(unknown.contains("did you mean `label`?"), "{unknown}");
+    let error = of(int(), &whole, &[types("label", "tokens")]).unwrap_err();
+    assert!(error.contains("takes a row of whole numbers, but column \"label\" of \"some\" is int"), "{error}");
     assert_eq!(of(int(), &many, &[("task", text("classification"))]).unwrap().0.kind, Kind::Index { classes: 100 });
     let given = [("classes", Setting::List(vec![text("no"), text("maybe"), text("yes")]))];
     let label = |at: usize| RecordValue::Text(["yes", "no"][at % 2].into());
@@ -290,6 +314,264 @@ fn tokens_predict_the_next_one() {
     let mask: &[(&str, Setting)] = &[("kind", text("mask"))];
     let masked = opened(&memory, &[transforms(&[mask])]).unwrap();
     assert_eq!(masked.fields()[1], Field::index("y", &[4], 51));
+}
+
+/// Whole numbers in rows are what the model takes, or what the job says that they are.
+#[test]
+fn rows_of_whole_numbers_are_tokens_or_numbers() {
+    let int = |shape: &[usize]| RecordKind::Int { shape: shape.into(), classes: None };
+    let ints = |values: Vec<i64>| RecordValue::Ints(values);
+    let record = |at: i64| vec![ints(vec![at, at + 1, 3]), ints(vec![-1, at + 2, -1])];
+    let columns = vec![column("x", int(&[3])), column("y", int(&[3]))];
+    let memory = Memory { columns, records: (0..10).map(record).collect(), broken: BTreeSet::new() };
+    let open = |memory: &Memory, wanted: Option<&[Field]>, keys: &[(&str, Setting)]| {
+        let made = join(vec![("source", part("some", memory))], &settings(keys), 1, wanted);
+        made.map_err(|error| error.to_string())
+    };
+    let language = [Field::index("x", &[8], 100), Field::index("y", &[8], 100)];
+    let source = open(&memory, Some(&language), &[]).unwrap();
+    // The largest of each column, the ignored ones left out.
+    assert_eq!(source.fields(), [Field::index("x", &[3], 11), Field::index("y", &[3], 12)]);
+    let (mut x, mut y) = ([0; 3], [0; 3]);
+    source.fill(4, 0, Column::I32(&mut x)).unwrap();
+    source.fill(4, 1, Column::I32(&mut y)).unwrap();
+    assert_eq!((x, y), ([4, 5, 3], [-1, 6, -1]));
+    let numbers = open(&memory, Some(&[Field::real("x", &[3])]), &[]).unwrap();
+    assert_eq!(numbers.fields(), [Field::real("x", &[3]), Field::index("y", &[3], 12)]);
+    let mut types = Settings::new("data.types", "job.toml:6");
+    types.set("x", "job.toml:6", text("tokens"));
+    let named = open(&memory, None, &[("types", Setting::Table(types)), ("vocab", Setting::Int(50))]).unwrap();
+    assert_eq!(named.fields(), [Field::index("x", &[3], 50), Field::index("y", &[3], 50)]);
+    // What does not count may have another number.
+    let mut other = memory.clone();
+    other.records[2][1] = ints(vec![-100, 4, 255]);
+    let refused = open(&other, Some(&language), &[]).unwrap_err();
+    assert!(
+        refused.contains("column \"y\" has -100, which is no index") && refused.contains("`ignore = -100`"),
+        "{refused}"
+    );
+    other.records.iter_mut().for_each(|record| record[1] = ints(vec![255, 4, 255]));
+    let source = open(&other, Some(&language), &[("ignore", Setting::Int(255))]).unwrap();
+    source.fill(0, 1, Column::I32(&mut y)).unwrap();
+    assert_eq!((y, &source.fields()[1]), ([-1, 4, -1], &Field::index("y", &[3], 5)));
+    // An input has none that do not count.
+    other.records[1][0] = ints(vec![0, -1, 0]);
+    let refused = open(&other, Some(&language), &[]).unwrap_err();
+    assert!(refused.contains("column \"x\" has -1, which is no index"), "{refused}");
+}
+
+#[test]
+fn arrays_of_whole_numbers_are_masks() {
+    let int = RecordKind::Int { shape: vec![2, 2], classes: None };
+    let columns = vec![column("x", RecordKind::Real { shape: vec![1, 2, 2] }), column("y", int)];
+    let record = |at: i64| vec![RecordValue::Reals(vec![at as f32; 4]), RecordValue::Ints(vec![at % 3, 0, -1, 2])];
+    let mut memory = Memory { columns, records: (0..10).map(record).collect(), broken: BTreeSet::new() };
+    let source = opened(&memory, &[]).unwrap();
+    assert_eq!(source.fields()[1], Field::index("y", &[2, 2], 3));
+    let named = opened(&memory, &[("classes", Setting::List(["sky", "sea", "sand", "sun"].map(text).into()))]).unwrap();
+    assert_eq!((named.fields()[1].kind, named.class_names().unwrap().len()), (Kind::Index { classes: 4 }, 4));
+    assert_eq!(opened(&memory, &[("task", text("regression"))]).unwrap().fields()[1], Field::real("y", &[2, 2]));
+    let wanted = [Field::real("x", &[1, 2, 2]), Field::real("y", &[1])];
+    let source = join(vec![("source", part("some", &memory))], &settings(&[]), 1, Some(&wanted)).unwrap();
+    assert_eq!(source.fields()[1], Field::real("y", &[2, 2]), "a model of numbers");
+    // Bytes of a plane, which would be an image elsewhere.
+    memory.columns[1].kind = RecordKind::Pixels { shape: vec![1, 2, 2] };
+    memory.records.iter_mut().for_each(|record| record[1] = RecordValue::Bytes(vec![0, 1, 2, 255]));
+    let mut types = Settings::new("data.types", "job.toml:6");
+    types.set("y", "job.toml:6", text("mask"));
+    let keys = [("types", Setting::Table(types)), ("ignore", Setting::Int(255))];
+    let source = opened(&memory, &keys).unwrap();
+    assert_eq!(source.fields()[1], Field::index("y", &[2, 2], 3));
+    let mut y = [0; 4];
+    source.fill(3, 1, Column::I32(&mut y)).unwrap();
+    assert_eq!(y, [0, 1, 2, -1]);
+}
+
+/// Two series whose rows lie between each other; sales of a store are 100 times its number and the day.
+fn sales(days: usize) -> Memory {
+    let columns = vec![
+        column("store", RecordKind::Text),
+        column("warm", RecordKind::Int { shape: vec![], classes: None }),
+        column("sales", real()),
+    ];
+    let record = |at: usize| {
+        let (store, day) = (at % 2, at / 2);
+        let name = RecordValue::Text(["north", "south"][store].into());
+        vec![name, RecordValue::Ints(vec![(day % 2) as i64]), RecordValue::Reals(vec![(store * 100 + day) as f32])]
+    };
+    Memory { columns, records: (0..2 * days).map(record).collect(), broken: BTreeSet::new() }
+}
+
+fn window(past: i64, future: i64, step: i64, series: Option<&str>) -> (&'static str, Setting) {
+    let mut keys = Settings::new("data.window", "job.toml:7");
+    [("past", past), ("future", future), ("step", step)]
+        .into_iter()
+        .for_each(|(key, value)| keys.set(key, "job.toml:7", Setting::Int(value)));
+    series.into_iter().for_each(|name| keys.set("series", "job.toml:7", text(name)));
+    ("window", Setting::Table(keys))
+}
+
+fn reals(source: &FileSource, sample: usize) -> (Vec<f32>, Vec<f32>) {
+    let read = |field: usize| {
+        let mut out = vec![f32::NAN; source.fields()[field].elements()];
+        source.fill(sample, field, Column::F32(&mut out)).map(|()| out)
+    };
+    (read(0).unwrap(), read(1).unwrap())
+}
+
+#[test]
+fn windows_forecast_within_a_series_and_a_part() {
+    let keys = [window(3, 2, 1, Some("store")), ("holdout", Setting::Float(0.3)), ("target", text("sales"))];
+    let source = opened(&sales(20), &keys).unwrap();
+    assert_eq!(source.fields(), [Field::real("x", &[3, 2]), Field::real("y", &[2])]);
+    // Of 20 days of each series 14 train: 10 windows. 6 days are held out: 2 windows.
+    assert_eq!((source.split.train_len(), source.split.held_out_len()), (20, 4));
+    let described = source.describe();
+    let wanted = "windows of 3 rows and 2 to come of 2 series by \"store\", the last 30 % of the rows of each held out";
+    assert!(described.contains(wanted), "{described}");
+    assert_eq!(reals(&source, 0), (vec![0.0, 0.0, 1.0, 1.0, 0.0, 2.0], vec![3.0, 4.0]), "warm and sales of three days");
+    let days = |sample: usize| {
+        let (x, y) = reals(&source, sample);
+        let days: Vec<f32> = x.iter().skip(1).step_by(2).chain(&y).copied().collect();
+        assert!(days.windows(2).all(|pair| pair[1] - pair[0] == 1.0), "one series, without gaps: {days:?}");
+        (days[0], days[4])
+    };
+    for at in 0..source.split.train_len() {
+        assert!(days(source.split.train(at)).1 % 100.0 < 14.0);
+    }
+    let held_out: Vec<(f32, f32)> = (0..4).map(|at| days(source.split.held_out(at))).collect();
+    assert_eq!(held_out, [(14.0, 18.0), (15.0, 19.0), (114.0, 118.0), (115.0, 119.0)]);
+    let name = source.sample_name(20);
+    assert_eq!((name.record, name.key.as_deref()), (32, Some("north")), "the last row that the window sees");
+    // Windows further apart end at the last row.
+    let apart = [window(3, 2, 4, Some("store")), ("holdout", Setting::Float(0.0)), ("target", text("sales"))];
+    let source = opened(&sales(20), &apart).unwrap();
+    assert_eq!((source.len(), reals(&source, 3).1, reals(&source, 7).1), (8, vec![18.0, 19.0], vec![118.0, 119.0]));
+}
+
+/// Days 6 to 9 of the second store are not there.
+#[test]
+fn windows_reach_over_no_gap_in_time() {
+    let mut memory = sales(20);
+    memory.columns.push(column("day", RecordKind::Text));
+    for (at, record) in memory.records.iter_mut().enumerate() {
+        record.push(RecordValue::Text(format!("2024-03-{:02}", at / 2 + 1)));
+    }
+    let mut at = 0;
+    memory.records.retain(|_| {
+        at += 1;
+        !((at - 1) % 2 == 1 && (6..10).contains(&((at - 1) / 2)))
+    });
+    let with_time = |memory: &Memory| {
+        let (key, Setting::Table(mut keys)) = window(3, 2, 1, Some("store")) else { panic!() };
+        keys.set("time", "job.toml:7", text("day"));
+        opened(memory, &[(key, Setting::Table(keys)), ("holdout", Setting::Float(0.0)), ("target", text("sales"))])
+    };
+    let source = with_time(&memory).unwrap();
+    assert!(source.describe().contains("of 2 series by \"store\" without 1 gap in time"), "{}", source.describe());
+    // 16 windows of the first, and of the second 2 of 6 days and 6 of 10.
+    assert_eq!((source.len(), &source.fields()[0]), (24, &Field::real("x", &[3, 2])));
+    for sample in 0..source.len() {
+        let (x, y) = reals(&source, sample);
+        let days: Vec<f32> = x.iter().skip(1).step_by(2).chain(&y).copied().collect();
+        assert!(days.windows(2).all(|pair| pair[1] - pair[0] == 1.0), "{days:?}");
+    }
+    memory.records.swap(4, 6);
+    let error = with_time(&memory).unwrap_err();
+    assert!(error.contains("column \"day\" does not rise from row to row"), "{error}");
+}
+
+#[test]
+fn windows_refuse_what_would_leak_or_is_too_short() {
+    let error = |keys: &[(&str, Setting)]| {
+        let keys: Vec<_> = [("target", text("sales"))].into_iter().chain(keys.iter().cloned()).collect();
+        opened(&sales(20), &keys).unwrap_err()
+    };
+    let random = error(&[window(3, 2, 1, None), ("split", text("random"))]);
+    assert!(random.contains("`data.split` cannot be combined with `window`: windows that overlap"), "{random}");
+    let group = error(&[window(3, 2, 1, None), ("group", text("store"))]);
+    assert!(group.contains("`data.group` cannot be combined"), "{group}");
+    let folds = error(&[window(3, 2, 1, None), ("folds", Setting::Int(4))]);
+    assert!(folds.contains("`data.folds` cannot be combined"), "{folds}");
+    let long = error(&[window(30, 2, 1, Some("store"))]);
+    assert!(
+        long.contains("takes 32 rows, but the longest series of \"some\" has 20, of which 20 % are held out"),
+        "{long}"
+    );
+    let held_out = error(&[window(8, 2, 1, Some("store"))]);
+    assert!(held_out.contains("of no series of \"some\" so many are held out"), "{held_out}");
+    let names = error(&[window(3, 2, 1, None), ("inputs", Setting::List(vec![text("store")]))]);
+    assert!(names.contains("names the column \"store\", which is text: a window takes one number of a row"), "{names}");
+    assert!(error(&[window(3, 2, 1, Some("shop"))]).contains("`data.window.series` names the column \"shop\""));
+}
+
+/// Mean and deviation are those of the training samples, of all rows of a column together; predictions come back to the unit.
+#[test]
+fn targets_are_standardised_and_brought_back() {
+    let of_target: &[(&str, Setting)] = &[("kind", text("standardise")), ("of", text("target"))];
+    let of_inputs: &[(&str, Setting)] = &[("kind", text("standardise"))];
+    let keys = [
+        window(3, 2, 1, Some("store")),
+        ("holdout", Setting::Float(0.3)),
+        ("target", text("sales")),
+        ("inputs", Setting::List(vec![text("sales")])),
+        transforms(&[of_inputs, of_target]),
+    ];
+    let source = opened(&sales(20), &keys).unwrap();
+    let future: Vec<f64> = (0..20)
+        .flat_map(|at| [at / 10 * 100 + at % 10 + 3, at / 10 * 100 + at % 10 + 4])
+        .map(|day| day as f64)
+        .collect();
+    let mean = future.iter().sum::<f64>() / 40.0;
+    let deviation = (future.iter().map(|day| (day - mean).powi(2)).sum::<f64>() / 40.0).sqrt();
+    let scale = source.target_scale().unwrap().clone();
+    assert!(scale.mean.iter().all(|own| (f64::from(*own) - mean).abs() < 1e-4), "{scale:?} {mean}");
+    assert!(scale.deviation.iter().all(|own| (f64::from(*own) - deviation).abs() < 1e-4), "{scale:?} {deviation}");
+    let (x, y) = reals(&source, 15);
+    assert!((x[1] - x[0] - (x[2] - x[1])).abs() < 1e-5 && x[0] > 0.0, "one scale for all rows: {x:?}");
+    assert_eq!([scale.in_unit(0, y[0]), scale.in_unit(1, y[1])], [108.0, 109.0]);
+    let twice = [("task", text("regression")), ("target", text("b")), transforms(&[of_target, of_target])];
+    assert!(opened(&table(12), &twice).unwrap_err().contains("is \"target\" for the second time"));
+    let classes = opened(&table(12), &[transforms(&[of_target])]).unwrap_err();
+    assert!(classes.contains("the target is not made of numbers"), "{classes}");
+}
+
+#[test]
+fn rules_hold_out_classes_groups_and_the_last_samples() {
+    let held_out = |keys: &[(&str, Setting)]| {
+        let source = opened(&table(60), keys).unwrap();
+        let records = |samples: Vec<usize>| -> BTreeSet<usize> {
+            samples.into_iter().map(|sample| source.sample_name(sample).record).collect()
+        };
+        let split = source.split;
+        let training = records((0..split.train_len()).map(|at| split.train(at)).collect());
+        let held_out = records((0..split.held_out_len()).map(|at| split.held_out(at)).collect());
+        assert!(training.is_disjoint(&held_out) && training.len() + held_out.len() == 60);
+        (held_out, source)
+    };
+    let (stratified, source) = held_out(&[("split", text("stratified"))]);
+    assert_eq!((stratified.len(), stratified.iter().filter(|record| *record % 2 == 0).count()), (12, 6));
+    assert!(source.describe().contains("; the same part of each of 2 classes held out"), "{}", source.describe());
+    // The values are those of the record that a sample is called after.
+    let (x, y) = values(&source, 50, None).unwrap();
+    let record = source.sample_name(50).record;
+    assert_eq!((x[0], y[0]), (record as f32, i32::from(record % 2 == 0)));
+    let (groups, source) = held_out(&[("group", text("colour")), ("holdout", Setting::Float(0.4))]);
+    assert_eq!(groups.len(), 20);
+    assert!(groups.iter().map(|record| record % 3).collect::<BTreeSet<_>>().len() == 1, "{groups:?}");
+    assert!(source.describe().contains("; 1 of 3 groups by \"colour\" held out"), "{}", source.describe());
+    let (last, source) = held_out(&[("split", text("chronological"))]);
+    assert_eq!(last, (48..60).collect());
+    assert!(source.describe().contains("; the last 12 samples held out"), "{}", source.describe());
+    let wrong = |keys: &[(&str, Setting)]| opened(&table(60), keys).unwrap_err();
+    let both = wrong(&[("group", text("colour")), ("split", text("stratified"))]);
+    assert!(
+        both.contains("`data.group` is \"colour\", which cannot be combined with `split = \"stratified\"`"),
+        "{both}"
+    );
+    let numbers = wrong(&[("split", text("stratified")), ("task", text("regression")), ("target", text("b"))]);
+    assert!(numbers.contains("the target is not one class per sample"), "{numbers}");
+    assert_eq!(opened(&table(60), &[]).unwrap().class_counts(&Split::given(48, 12)).unwrap(), [24, 24]);
 }
 
 /// Another sample that is for the same stands in, always the same one.
@@ -341,16 +623,16 @@ fn files_for_validation_and_test_stay_apart() {
             ("test", part("end", &pictures(3))),
         ]
     };
-    let source = join(parts(&validation), &settings(&[]), 1).unwrap();
+    let source = join(parts(&validation), &settings(&[]), 1, None).unwrap();
     let split = Source::split(&source).unwrap();
     assert_eq!((split.train_len(), split.held_out_len(), split.test_len(), source.len()), (10, 4, 3, 17));
     let label = |sample| values(&source, sample, None).unwrap().1[0];
     assert_eq!((label(split.held_out(0)), label(split.held_out(1)), label(split.test(2))), (1, 0, 2));
     let both = [("holdout", Setting::Float(0.2)), ("validation", text("val"))];
-    let error = join(parts(&validation), &settings(&both), 1).unwrap_err().to_string();
+    let error = join(parts(&validation), &settings(&both), 1, None).unwrap_err().to_string();
     assert!(error.contains("`data.holdout` cannot be combined with `validation`"), "{error}");
     validation.columns[0].kind = RecordKind::Class { names: ["dog", "cow"].map(String::from).into() };
-    let error = join(parts(&validation), &settings(&[]), 1).unwrap_err().to_string();
+    let error = join(parts(&validation), &settings(&[]), 1, None).unwrap_err().to_string();
     assert!(error.contains("is \"val\", which has the class \"cow\""), "{error}");
 }
 
@@ -362,7 +644,7 @@ fn a_number_of_classes_keeps_their_names() {
     validation.columns[1].kind = RecordKind::Class { names };
     let joined = |count: i64| {
         let parts = vec![("source", part("train", &train)), ("validation", part("val", &validation))];
-        join(parts, &settings(&[("classes", Setting::Int(count))]), 1).map_err(|error| error.to_string())
+        join(parts, &settings(&[("classes", Setting::Int(count))]), 1, None).map_err(|error| error.to_string())
     };
     for count in [3, 5] {
         let source = joined(count).unwrap();
@@ -399,7 +681,7 @@ fn inputs_that_are_names_are_found_by_name() {
     let train = coloured(&["red", "green", "blue"], &[0, 1, 2]);
     let joined = |validation: &Memory| {
         let parts = vec![("source", part("train", &train)), ("validation", part("val", validation))];
-        join(parts, &settings(&keys), 1).map_err(|error| error.to_string())
+        join(parts, &settings(&keys), 1, None).map_err(|error| error.to_string())
     };
     let row = |source: &FileSource, sample| {
         let mut x = [f32::NAN; 3];
@@ -436,7 +718,7 @@ fn validation_with_unknown_values_is_refused_at_the_start() {
     let joined = |validation: &Memory, keys: &[(&str, Setting)]| {
         let parts = vec![("source", part("train", &table(12))), ("validation", part("val", validation))];
         let keys = [&[transforms(&[one_hot])], keys].concat();
-        join(parts, &settings(&keys), 1).map(|_| ()).map_err(|error| error.to_string())
+        join(parts, &settings(&keys), 1, None).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!(joined(&table(5), &[]), Ok(()));
     for (at, name, known) in [
@@ -457,7 +739,7 @@ fn validation_with_unknown_values_is_refused_at_the_start() {
     let mut more = numbers.clone();
     more.records[5][3] = RecordValue::Ints(vec![2]);
     let parts = vec![("source", part("train", &numbers)), ("validation", part("val", &more))];
-    let error = join(parts, &settings(&[]), 1).unwrap_err().to_string();
+    let error = join(parts, &settings(&[]), 1, None).unwrap_err().to_string();
     assert!(error.contains("the target is 2, which is not a known class"), "{error}");
 }
 
@@ -468,7 +750,7 @@ fn missing_columns_and_values_are_named() {
     let mut val = part("val", &folder);
     val.format = "images";
     let parts = vec![("source", part("train", &pictures(10))), ("validation", val)];
-    let error = join(parts, &settings(&[]), 1).unwrap_err().to_string();
+    let error = join(parts, &settings(&[]), 1, None).unwrap_err().to_string();
     assert!(error.contains("`data.validation` is \"val\", which has no column \"label\", the target"), "{error}");
     assert!(error.contains("put its images into a folder per class"), "{error}");
     let mut memory = table(10);
@@ -582,7 +864,8 @@ fn samples_of_a_test_need_no_target() {
     let mut test = pictures(3);
     test.columns.truncate(1);
     test.records.iter_mut().for_each(|record| record.truncate(1));
-    let with = |key| join(vec![("source", part("train", &pictures(10))), (key, part("new", &test))], &settings(&[]), 1);
+    let with =
+        |key| join(vec![("source", part("train", &pictures(10))), (key, part("new", &test))], &settings(&[]), 1, None);
     let source = with("test").unwrap();
     assert_eq!(values(&source, source.split.test(1), None).unwrap().1, [kolo_graph::field::IGNORED]);
     assert!(with("validation").is_err());
@@ -670,7 +953,7 @@ fn file(name: &str) -> String {
 
 /// What opening files says, and their fields.
 fn said(name: &str, keys: &[(&str, Setting)]) -> Result<(Vec<String>, String), String> {
-    let source = open(name, &settings(keys), 1).map_err(|error| error.to_string())?;
+    let source = open(name, &settings(keys), 1, None).map_err(|error| error.to_string())?;
     Ok((source.notes(), source.fields().iter().map(Field::to_string).collect::<Vec<_>>().join(", ")))
 }
 
@@ -755,7 +1038,7 @@ fn the_parts_of_a_data_set_are_no_classes() {
     let directory = images(&[&names[..], &["test/dog/1.png", "test/cat/1.png"]].concat());
     let (root, at) =
         (directory.path().display().to_string(), |name: &str| directory.path().join(name).display().to_string());
-    let source = open(&root, &settings(&[]), 1).unwrap();
+    let source = open(&root, &settings(&[]), 1, None).unwrap();
     assert_eq!(source.class_names().unwrap(), ["cat", "dog"]);
     let split = source.split().unwrap();
     assert_eq!((split.train_len(), split.held_out_len(), split.test_len()), (3, 2, 2));
@@ -765,10 +1048,10 @@ fn the_parts_of_a_data_set_are_no_classes() {
     );
     assert_eq!(source.notes(), ["target label, inputs image".to_string(), note]);
     // What the job says counts.
-    let said = open(&root, &settings(&[("validation", text(&test))]), 1).unwrap();
+    let said = open(&root, &settings(&[("validation", text(&test))]), 1, None).unwrap();
     assert_eq!(said.split().unwrap().held_out_len(), 2);
     assert!(!said.notes()[1].contains("validates"), "{:?}", said.notes());
-    let refused = |keys: &[(&str, Setting)]| open(&root, &settings(keys), 1).unwrap_err().to_string();
+    let refused = |keys: &[(&str, Setting)]| open(&root, &settings(keys), 1, None).unwrap_err().to_string();
     let error = refused(&[("holdout", Setting::Float(0.1))]);
     assert!(error.contains(&format!("`data.holdout` cannot be combined with {val}")), "{error}");
     // Beside another folder nobody knows.
@@ -795,12 +1078,12 @@ fn parts_with_tables_are_refused_with_what_to_write() {
         std::fs::write(directory.path().join(name).join("a.csv"), "a,y\n1,0\n2,1\n").unwrap();
     }
     let root = directory.path().display().to_string();
-    let error = open(&root, &settings(&[]), 1).unwrap_err().to_string();
+    let error = open(&root, &settings(&[]), 1, None).unwrap_err().to_string();
     let lines = format!("`source = \"{root}/train/*.csv\"`, `validation = \"{root}/valid/*.csv\"`");
     assert!(error.ends_with(&format!("name their files: {lines}")), "{error}");
     // Only with one to train on and another one.
     let only = images(&["train/1.png", "bus/1.png"]);
-    let classes = open(&only.path().display().to_string(), &settings(&[]), 1).unwrap();
+    let classes = open(&only.path().display().to_string(), &settings(&[]), 1, None).unwrap();
     assert_eq!(classes.class_names().unwrap(), ["bus", "train"]);
 }
 
@@ -813,13 +1096,13 @@ fn numbers_of_64_bits_without_a_sign_are_read_or_refused() {
     std::fs::write(path("a.csv"), format!("id,y\n{long},0\n5,1\n")).unwrap();
     std::fs::write(path("a.jsonl"), format!("{{\"id\": {long}, \"y\": 0}}\n{{\"id\": 5, \"y\": 1}}\n")).unwrap();
     for name in ["a.csv", "a.jsonl"] {
-        let source = open(&path(name), &settings(&[("holdout", Setting::Float(0.0))]), 1).unwrap();
+        let source = open(&path(name), &settings(&[("holdout", Setting::Float(0.0))]), 1, None).unwrap();
         let mut x = [0.0];
         source.fill(0, 0, Column::F32(&mut x)).unwrap();
         assert_eq!(x, [long as f32], "{name}");
         // As a class it cannot be told from its neighbours.
         let class = [("target", text("id")), ("task", text("classification"))];
-        let error = open(&path(name), &settings(&class), 1).unwrap_err().to_string();
+        let error = open(&path(name), &settings(&class), 1, None).unwrap_err().to_string();
         assert!(error.contains("`data.target` is \"id\", which holds 18446744000000000000"), "{name}: {error}");
     }
     let mut npy =
@@ -828,7 +1111,8 @@ fn numbers_of_64_bits_without_a_sign_are_read_or_refused() {
     std::fs::write(path("x.npy"), &npy).unwrap();
     std::fs::write(path("y.npy"), [&npy[..80], &0u64.to_le_bytes(), &1u64.to_le_bytes()].concat()).unwrap();
     let source =
-        open(&path("x.npy"), &settings(&[("classes", Setting::Int(2)), ("holdout", Setting::Float(0.0))]), 1).unwrap();
+        open(&path("x.npy"), &settings(&[("classes", Setting::Int(2)), ("holdout", Setting::Float(0.0))]), 1, None)
+            .unwrap();
     let error = source.fill(0, 0, Column::F32(&mut [0.0])).unwrap_err();
     assert_eq!(error.message, format!("array \"x\" has {long}, which is larger than {}", i64::MAX));
 }

@@ -8,6 +8,7 @@ use crate::file_source::FileSource;
 use crate::load_times::LoadTimes;
 use crate::source::{Draw, Row, SampleName, Source};
 use crate::split::{Purpose, Split};
+use crate::transform::TargetScale;
 use kolo_graph::field::{Column, Field};
 use std::path::Path;
 use std::sync::Arc;
@@ -117,6 +118,14 @@ impl Source for StreamSource {
 
     fn missing_target(&self, sample: usize) -> Option<&str> {
         self.files.missing_target(sample)
+    }
+
+    fn target_scale(&self) -> Option<&TargetScale> {
+        self.files.target_scale()
+    }
+
+    fn class_counts(&self, split: &Split) -> Result<Vec<u64>, ReadError> {
+        self.files.class_counts(split)
     }
 
     fn is_unreadable(&self, sample: usize) -> bool {

@@ -3,13 +3,13 @@
 use crate::error::ReadError;
 use crate::format::OpenError;
 use crate::sample::{Form, Sample, TableColumn, ValueForm};
-use crate::transform::{ALWAYS, Cx, Setup, Transform, TransformKind, VisitTraining, misplaced};
+use crate::transform::{ALWAYS, Cx, Setup, TargetScale, Transform, TransformKind, VisitTraining, misplaced};
 use kolo_graph::settings::{Settings, nearest};
 
 pub const KIND: TransformKind = TransformKind {
     name: "standardise",
-    doc: "columns of numbers with mean 0 and deviation 1, measured on the training samples",
-    keys: "`columns = […]` (default: all columns of numbers)",
+    doc: "columns of numbers, or the target, with mean 0 and deviation 1, measured on the training samples",
+    keys: "`columns = […]` (default: all columns of numbers), or `of = \"target\"`: the target instead; predictions and metrics are in its own unit",
     when: ALWAYS,
     make,
 };
@@ -22,6 +22,9 @@ struct Standardise {
 }
 
 fn make(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> Result<Box<dyn Transform>, OpenError> {
+    if table.peek("of").is_some() && table.choice("of", &["inputs", "target"])? == "target" {
+        return make_of_target(table, form, setup);
+    }
     let ValueForm::Reals { shape, columns } = &form.x else { return Err(misplaced(table, "numbers")) };
     let wanted = table.texts("columns", "[\"a\", \"b\"]")?;
     if let Some(name) = wanted.iter().find(|name| !columns.iter().any(|column| column.name == **name)) {
@@ -40,7 +43,8 @@ fn make(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> Result<Box<
             })
             .collect(),
     };
-    let both = setup.fit("mean_and_deviation", |training| moments(training, chosen.len()))?;
+    let groups = groups_of(columns, chosen.len());
+    let both = setup.fit("mean_and_deviation", |training| moments(training, &groups, &|sample| &sample.x.reals))?;
     if both.len() != 2 * chosen.len() {
         return Err(table.wrong("kind", "was fitted to other columns", "use the job file of the training").into());
     }
@@ -72,20 +76,88 @@ fn column_of(at: usize, columns: &[TableColumn]) -> String {
     found.map_or_else(|| format!("number {at} of the input"), |column| format!("column \"{}\"", column.name))
 }
 
+/// Which numbers are measured together: those of columns with the same name, which are rows of one column. Others are each for
+/// themselves.
+fn groups_of(columns: &[TableColumn], numbers: usize) -> Vec<usize> {
+    let mut groups = Vec::new();
+    for (at, column) in columns.iter().enumerate() {
+        let first = columns[..at].iter().position(|other| other.name == column.name);
+        match first.filter(|_| column.elements == 1) {
+            Some(first) => groups.push(columns[..first].iter().map(|column| column.elements).sum()),
+            None => groups.extend(groups.len()..groups.len() + column.elements),
+        }
+    }
+    groups.extend(groups.len()..numbers);
+    groups
+}
+
 /// Means, then deviations: two passes would be exact too, but read everything twice. Welford's in f64, in the order of the
 /// samples.
-fn moments(training: &dyn VisitTraining, elements: usize) -> Result<Vec<f32>, ReadError> {
-    let (mut mean, mut squares, mut count) = (vec![0.0f64; elements], vec![0.0f64; elements], 0.0f64);
+fn moments(
+    training: &dyn VisitTraining,
+    groups: &[usize],
+    values: &dyn Fn(&Sample) -> &Vec<f32>,
+) -> Result<Vec<f32>, ReadError> {
+    let elements = groups.len();
+    let (mut mean, mut squares, mut count) = (vec![0.0f64; elements], vec![0.0f64; elements], vec![0.0f64; elements]);
     training.visit(&mut |sample| {
-        count += 1.0;
-        for (at, value) in sample.x.reals.iter().enumerate().take(elements) {
-            let difference = f64::from(*value) - mean[at];
-            mean[at] += difference / count;
-            squares[at] += difference * (f64::from(*value) - mean[at]);
+        for (value, group) in values(sample).iter().zip(groups) {
+            count[*group] += 1.0;
+            let difference = f64::from(*value) - mean[*group];
+            mean[*group] += difference / count[*group];
+            squares[*group] += difference * (f64::from(*value) - mean[*group]);
         }
     })?;
-    let deviations = squares.iter().map(|sum| (sum / f64::max(count, 1.0)).sqrt());
-    Ok(mean.iter().copied().chain(deviations).map(|value| value as f32).collect())
+    let deviation = |group: &usize| (squares[*group] / f64::max(count[*group], 1.0)).sqrt();
+    let means = groups.iter().map(|group| mean[*group]);
+    Ok(means.chain(groups.iter().map(deviation)).map(|value| value as f32).collect())
+}
+
+/// The target with mean 0 and deviation 1.
+#[derive(Debug)]
+struct StandardiseTarget(TargetScale);
+
+fn make_of_target(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> Result<Box<dyn Transform>, OpenError> {
+    if table.has("columns") {
+        let hint = "leave it out, and write a second transform for inputs: `{ kind = \"standardise\" }`";
+        return Err(table.wrong("columns", "names inputs, but `of = \"target\"` is about the target", hint).into());
+    }
+    let groups = match &form.y {
+        Some(ValueForm::Reals { shape, columns }) => Some(groups_of(columns, shape.iter().product())),
+        // Of new files, whose target is still unknown.
+        None if setup.fitted.complete => None,
+        _ => {
+            let message = "is \"target\", but the target is not made of numbers";
+            return Err(table
+                .wrong("of", message, "write `task = \"regression\"` under [data], or leave it out")
+                .into());
+        }
+    };
+    let known = groups.as_deref().unwrap_or_default();
+    let both = setup.fit("of_target", |training| moments(training, known, &|sample| &sample.y.reals))?;
+    if both.is_empty() || groups.as_ref().is_some_and(|groups| both.len() != 2 * groups.len()) {
+        return Err(table.wrong("kind", "was fitted to another target", "use the job file of the training").into());
+    }
+    if let Some(value) = both.iter().find(|value| !value.is_finite()) {
+        let message = format!("cannot be measured: its mean or deviation is {value}");
+        return Err(table.wrong("of", message, "take infinite and huge numbers out of the target").into());
+    }
+    let (mean, deviation) = both.split_at(both.len() / 2);
+    let deviation = deviation.iter().map(|deviation| if *deviation > 0.0 { *deviation } else { 1.0 }).collect();
+    Ok(Box::new(StandardiseTarget(TargetScale { mean: mean.into(), deviation })))
+}
+
+impl Transform for StandardiseTarget {
+    fn apply(&self, sample: &mut Sample, _: &mut Cx<'_>) -> Result<(), ReadError> {
+        let both = self.0.mean.iter().zip(&self.0.deviation);
+        let scaled = |(value, (mean, deviation)): (&mut f32, (&f32, &f32))| *value = (*value - mean) / deviation;
+        sample.y.reals.iter_mut().zip(both).for_each(scaled);
+        Ok(())
+    }
+
+    fn target_scale(&self) -> Option<&TargetScale> {
+        Some(&self.0)
+    }
 }
 
 impl Transform for Standardise {

@@ -91,11 +91,14 @@ const FREE: [&str; 14] = [
 const PATHS: [&str; 3] = ["data.source", "data.validation", "data.test"];
 /// Keys that older checkpoints do not have, with what those runs did. `base_batch` matters where rates are scaled only, and
 /// `outputs` is what the data say.
-const ADDED: [(&str, &str); 6] = [
+const ADDED: [(&str, &str); 9] = [
     ("train.lr_scaling", "\"none\""),
     ("train.base_batch", ""),
     ("data.stream", "false"),
     ("data.labels", "\"\""),
+    ("data.ignore", "-1"),
+    ("data.split", "\"auto\""),
+    ("data.group", "\"\""),
     ("model.outputs", ""),
     ("model.norm_eps", "1e-5"),
 ];

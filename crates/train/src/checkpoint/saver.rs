@@ -4,6 +4,7 @@ use super::restore::{DATA, DataRecord};
 use super::{CheckpointDir, SavingRule, TrainerRecord, share};
 use crate::error::Error;
 use crate::job::Job;
+use crate::model_record::model_record;
 use crate::record::OutDir;
 use crate::run_dir::RunDir;
 use crate::trainer::Trainer;
@@ -109,8 +110,8 @@ pub(crate) struct Saver {
     /// Earlier generations may have saved what this one is about to save.
     goes_on: bool,
     settings: Vec<(String, String)>,
-    /// How the job sees its files, for whoever uses the model on others.
-    preprocessing: Option<String>,
+    /// What it says of its model, for whoever uses it elsewhere.
+    model: serde_json::Value,
     /// Which data it is trained on.
     data: Option<DataRecord>,
     /// The entries of the store that this rank writes.
@@ -155,7 +156,7 @@ impl Saver {
             attempt,
             own: share::own(world.as_deref(), entries, sees)?,
             settings: job.settings.clone(),
-            preprocessing: job.source.preprocessing(),
+            model: model_record(job, &dir.job_text),
             data: job.data_record(),
             buffer: Vec::new(),
             writing: None,
@@ -462,7 +463,7 @@ impl Saver {
             weights: weights.unwrap_or_default(),
             settings: self.settings.clone(),
             trainer,
-            model: serde_json::json!({ "job": self.dir.job_text, "preprocessing": self.preprocessing }),
+            model: self.model.clone(),
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             version: env!("CARGO_PKG_VERSION").into(),
             workers: self.ranks() as u64,

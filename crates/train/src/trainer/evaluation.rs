@@ -4,7 +4,8 @@ use super::Trainer;
 use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{self, CONFUSION, IGNORED, count_name};
+use crate::residuals::{self, Residuals};
+use crate::step::{self, CONFUSION, IGNORED, RESIDUALS, count_name};
 use crate::supply::{self, Supply};
 use crate::together;
 use kolo_comm::{Communicator, Fault, Reduction};
@@ -160,19 +161,23 @@ impl Trainer {
         let (batches, ranks) = (total.div_ceil(whole), self.place().1);
         let is_sum = self.are_sums(whole, &names)?;
         let mut totals = vec![(0.0f64, 0.0f64); names.len()];
-        let mut pairs: Vec<i64> = vec![0; self.count_of_pairs(whole)?];
+        let mut pairs: Vec<i64> = vec![0; self.output_elements(whole, CONFUSION)?];
+        let of_residuals = self.output_elements(whole, RESIDUALS)?;
+        let mut residuals = Residuals::new(of_residuals / residuals::NUMBERS);
+        let width = 2 * names.len() + 1 + of_residuals;
         let mut supply = Supply::of_evaluation(&job, whole, self.place());
         tell(0, total);
         for first in (0..batches).step_by(ranks * BATCHES_PER_ROUND) {
             let round = first..batches.min(first + ranks * BATCHES_PER_ROUND);
-            let rows = self.evaluate_round(round, &mut supply, 2 * names.len() + 1, &mut pairs, tell)?;
-            for (at, row) in (first..).zip(rows.chunks(2 * names.len() + 1)) {
+            let rows = self.evaluate_round(round, &mut supply, width, &mut pairs, tell)?;
+            for (at, row) in (first..).zip(rows.chunks(width)) {
                 let ignored = row[2 * names.len()];
                 if batches > 1 && ignored > 0.0 {
                     let (first, end) = (at * whole, total.min((at + 1) * whole));
                     return Err(Error::IgnoredInEvaluation { targets: ignored as usize, first, end, batches });
                 }
                 add_row(&mut totals, row, &is_sum);
+                residuals.add(whole.min(total - at * whole), &row[width - of_residuals..]);
             }
         }
         if let Some(turns) = self.turns.as_ref().filter(|_| !pairs.is_empty()) {
@@ -186,6 +191,13 @@ impl Trainer {
         if let Some(confusion) = &confusion {
             let (precision, recall) = confusion.macro_means();
             metrics.extend([("precision".to_string(), precision), ("recall".to_string(), recall)]);
+        }
+        if of_residuals > 0 {
+            // A metric of this name that the model has itself is the model's.
+            let measured = residuals.metrics(job.source.target_scale());
+            let new: Vec<_> =
+                measured.into_iter().filter(|(name, _)| metrics.iter().all(|(known, _)| known != name)).collect();
+            metrics.extend(new);
         }
         job.model.derive(loss, &mut metrics);
         Ok(Some(Evaluation { loss, metrics, confusion }))
@@ -270,14 +282,15 @@ impl Trainer {
         };
         let counts = session.output(CONFUSION).unwrap_or_default();
         pairs.iter_mut().zip(counts).for_each(|(sum, count)| *sum += *count as i64);
-        Ok(names.iter().flat_map(row).chain([number(IGNORED).unwrap_or(0.0)]).collect())
+        let residuals = session.output(RESIDUALS).unwrap_or_default().iter().copied();
+        Ok(names.iter().flat_map(row).chain([number(IGNORED).unwrap_or(0.0)]).chain(residuals).collect())
     }
 
-    /// How many pairs of (class, prediction) an evaluation counts; none if this is no classifier.
-    fn count_of_pairs(&mut self, batch: usize) -> Result<usize, Error> {
+    /// How many numbers an evaluation gives under this name; none if its model measures no such thing.
+    fn output_elements(&mut self, batch: usize, name: &str) -> Result<usize, Error> {
         let at = self.evaluator(batch)?;
         let graph = self.evaluators[at].1.graph();
-        Ok(graph.output(CONFUSION).map_or(0, |id| graph.ty(id).elements()))
+        Ok(graph.output(name).map_or(0, |id| graph.ty(id).elements()))
     }
 
     /// Which of the metrics come as a sum with its count, as opposed to a mean over a batch.
@@ -332,7 +345,8 @@ impl Trainer {
 pub fn metric_names(graph: &Graph) -> Vec<String> {
     let names: Vec<&String> = graph.outputs.iter().map(|(name, _)| name).collect();
     let is_count = |name: &str| names.iter().any(|metric| count_name(metric) == name);
-    let measured = |name: &&&String| !is_count(name) && !["predictions", CONFUSION, IGNORED].contains(&name.as_str());
+    let measured =
+        |name: &&&String| !is_count(name) && !["predictions", CONFUSION, RESIDUALS, IGNORED].contains(&name.as_str());
     names.iter().filter(measured).map(|name| name.to_string()).collect()
 }
 

@@ -203,7 +203,8 @@ fn new_files_are_seen_as_the_old_ones() {
     let data = job_file::parse(&text, "test.toml").unwrap().table("data").unwrap();
     let source = kolo_data::open_for_prediction(new.to_str().unwrap(), &data, &saved).unwrap();
     use kolo_data::Source;
-    assert_eq!((source.fields(), source.len()), (&job.source.fields()[..1], 6));
+    // Their target, which they need not have, comes with them.
+    assert_eq!((source.fields(), source.len()), (job.source.fields(), 6));
     assert_eq!(source.class_names().unwrap(), ["across", "along"]);
     let mut image = vec![0.0; source.fields()[0].elements()];
     source.fill(2, 0, kolo_data::Column::F32(&mut image)).unwrap();
@@ -316,4 +317,131 @@ fn a_run_goes_on_with_the_data_it_was_trained_on() {
         crate::checkpoints::copy_tree(&saved, again.path());
         assert_same(keys, &alone, &resumed(&copy, keys, again.path()).unwrap());
     }
+}
+
+/// Days of three stores, whose sales go up and down with the day of the week.
+fn sales(path: &Path, days: usize) {
+    let mut text = String::from("day,store,open,sales,rush\n");
+    for day in 0..days {
+        for (store, level) in [("north", 150.0), ("south", 90.0), ("west", 400.0)] {
+            let season = [0.0, 4.0, 9.0, 11.0, 8.0, 3.0, -6.0][day % 7];
+            let sales: f64 = level + season * level / 40.0 + day as f64 / 50.0;
+            let rush = if day % 7 == 3 { "yes" } else { "no" };
+            text += &format!("{day},{store},{},{sales:.3},{rush}\n", usize::from(day % 7 < 6));
+        }
+    }
+    fs::write(path, text).unwrap();
+}
+
+fn job_of(text: &str) -> Arc<Job> {
+    let root = job_file::parse(text, "test.toml").unwrap();
+    Arc::new(Job::read(&root, MODELS).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Windows of a table are samples like any others, and metrics are in the target's own unit.
+#[test]
+fn forecasts_over_tables_give_the_same_bits_and_metrics_in_their_unit() {
+    let root = TempDir::new().unwrap();
+    let path = root.path().join("sales.csv");
+    sales(&path, 120);
+    let text = |model: &str| {
+        format!(
+            "[model]\n{model}\n[data]\nsource = \"{}\"\nbatch = 16\ngrains = 4\ntarget = \"sales\"\n\
+             inputs = [\"sales\", \"open\"]\nwindow = {{ past = 14, future = 3, step = 1, series = \"store\" }}\n\
+             transforms = [{{ kind = \"standardise\" }}, {{ kind = \"standardise\", of = \"target\" }}]\n[train]\nepochs = 12\n\
+             optimizer = {{ kind = \"adamw\", lr = 5e-3 }}\n",
+            path.display()
+        )
+    };
+    for model in ["kind = \"mlp\"\nhidden = [24]", "kind = \"lstm\"\nlayers = 1\nwidth = 12"] {
+        let job = job_of(&text(model));
+        // 96 days train and 24 are held out, of each store.
+        assert_eq!((job.split.train_len(), job.split.held_out_len()), (3 * 80, 3 * 8));
+        let alone = report(&job, WorkerGroup::Alone);
+        let reports = on_ranks(2, |world| report(&job, WorkerGroup::Workers(world)));
+        reports.iter().for_each(|other| assert_same(model, &alone, other));
+        let deviation = f64::from(job.source.target_scale().unwrap().deviation[0]);
+        let metric = |name: &str| alone.metrics[name];
+        assert!(deviation > 100.0, "{deviation}");
+        assert!(
+            (metric("rmse") - metric("mse").sqrt() * deviation).abs() < 1e-3 * metric("rmse"),
+            "{:?}",
+            alone.metrics
+        );
+        assert!(metric("mae") <= metric("rmse") && metric("mae") > 0.0, "{:?}", alone.metrics);
+        assert!(metric("r2") > 0.8 && metric("r2") < 1.0, "{:?}", alone.metrics);
+    }
+}
+
+/// Who is held out, and what classes weigh, follows from the data and the seed alone.
+#[test]
+fn splits_by_class_or_group_and_class_weights_give_the_same_bits() {
+    let root = TempDir::new().unwrap();
+    let path = root.path().join("sales.csv");
+    sales(&path, 60);
+    let text = |data: &str, train: &str| {
+        format!(
+            "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nsource = \"{}\"\nbatch = 16\ngrains = 4\ntarget = \"rush\"\n\
+             inputs = [\"day\", \"open\", \"sales\"]\n{data}\n[train]\nepochs = 2\n{train}\n",
+            path.display()
+        )
+    };
+    let plain = report(&job_of(&text("", "")), WorkerGroup::Alone);
+    for (data, train) in [
+        ("split = \"stratified\"", ""),
+        ("group = \"store\"\nholdout = 0.4", ""),
+        ("split = \"chronological\"", ""),
+        ("", "class_weights = \"balanced\""),
+        ("split = \"stratified\"", "class_weights = { no = 1.0, yes = 6.0 }"),
+    ] {
+        let job = job_of(&text(data, train));
+        let name = format!("{data} {train}");
+        if data.contains("stratified") {
+            // 27 of 180 samples are "yes": 5 of 36 are as near as whole samples come.
+            let counts = job.source.class_counts(&job.split).unwrap();
+            assert_eq!(counts, [122, 22], "{name}");
+        }
+        if train.contains("balanced") {
+            let counts = job.source.class_counts(&job.split).unwrap();
+            let weights = job.class_weights.clone().unwrap();
+            assert!(
+                weights[0] == 1.0 && (weights[1] - counts[0] as f32 / counts[1] as f32).abs() < 1e-5,
+                "{weights:?}"
+            );
+        }
+        let alone = report(&job, WorkerGroup::Alone);
+        assert_ne!(alone.weights, plain.weights, "{name}");
+        let reports = on_ranks(2, |world| report(&job, WorkerGroup::Workers(world)));
+        reports.iter().for_each(|other| assert_same(&name, &alone, other));
+    }
+}
+
+/// What a model cannot take is refused with the field, its shape and the shape that is wanted, before anything runs.
+#[test]
+fn shapes_and_types_are_judged_before_the_run() {
+    let root = TempDir::new().unwrap();
+    let path = root.path().join("masks.jsonl");
+    let line = |at: usize| format!("{{\"x\": [{at}, 2, 3, 4], \"y\": [[{}, 0], [1, -1]]}}\n", at % 3);
+    fs::write(&path, (0..40).map(line).collect::<String>()).unwrap();
+    let error = read(&path, "").unwrap_err();
+    let found = format!(
+        "is \"{}\", which has x [4] real; y [2, 2] index below 3, but the model expects y [] index below 3",
+        path.display()
+    );
+    assert!(error.contains(&found), "{error}");
+    // As numbers they are four values to predict.
+    let job = read(&path, "types = { y = \"real\" }").unwrap();
+    assert_eq!(job.fields[1], kolo_data::Field::real("y", &[2, 2]));
+    // The model takes numbers, whatever a row of whole numbers may be.
+    let error = read(&path, "types = { x = \"tokens\", y = \"real\" }").unwrap_err();
+    assert!(
+        error.contains("which has x [4] index below 40; y [2, 2] real, but the model expects x [4] real"),
+        "{error}"
+    );
+    assert!(error.contains("`types = { COLUMN = \"tokens\" }` says what a column holds"), "{error}");
+    let error = read(&path, "types = { y = \"tokens\" }").unwrap_err();
+    assert!(
+        error.contains("takes a row of whole numbers, but column \"y\" of") && error.contains("is int [2, 2]"),
+        "{error}"
+    );
 }

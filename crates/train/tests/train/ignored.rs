@@ -191,6 +191,97 @@ fn loss_gradient_and_norm_are_those_of_the_formula() {
     }
 }
 
+/// `Σ w[y]·loss ÷ Σ w[y]` over the whole batch, as PyTorch's `cross_entropy(…, weight=w, label_smoothing=s)` has it, and its
+/// gradient by differences, however the batch is cut.
+#[test]
+fn class_weights_are_those_of_pytorch() {
+    let weights = [0.5, 2.0, 5.0];
+    let formula = |regression: &Regression, samples: &[(Vec<f32>, i32)], smoothing: f64| {
+        let (mut loss, mut total) = (0.0, 0.0);
+        for (x, y) in samples.iter().filter(|(_, y)| *y != IGNORED) {
+            let logs: Vec<f64> = regression.probabilities(x).iter().map(|share| share.ln()).collect();
+            let spread: f64 = logs.iter().zip(weights).map(|(log, weight)| -log * weight).sum();
+            loss -= (1.0 - smoothing) * weights[*y as usize] * logs[*y as usize];
+            loss += smoothing / CLASSES as f64 * spread;
+            total += weights[*y as usize];
+        }
+        loss / total
+    };
+    for grains in [1, 2, GRAINS] {
+        let train = "optimizer = { kind = \"sgd\", lr = 1.0 }\nclass_weights = [0.5, 2.0, 5.0]";
+        let mut trainer = crate::trainer(&regression(train, grains), 1, 1);
+        let samples = batch();
+        let before = Regression::of(&trainer);
+        let got = trainer.step_with(feed(&samples, grains)).unwrap();
+        let loss = formula(&before, &samples, 0.0);
+        assert!((f64::from(got) - loss).abs() < 1e-6, "{grains} grains: loss {got}, formula {loss}");
+        let after = Regression::of(&trainer);
+        for at in 0..CLASSES * INPUTS {
+            let moved = |by: f64| {
+                let mut weights = before.weights.clone();
+                weights[at] += by;
+                formula(&Regression { weights, biases: before.biases.clone() }, &samples, 0.0)
+            };
+            let wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+            let got = before.weights[at] - after.weights[at];
+            assert!((got - wanted).abs() < 2e-6, "{grains} grains: gradient {at} is {got}, formula {wanted}");
+        }
+        // Only ratios count.
+        let scaled = train.replace("[0.5, 2.0, 5.0]", "[0.05, 0.2, 0.5]");
+        let mut other = crate::trainer(&regression(&scaled, grains), 1, 1);
+        let again = other.step_with(feed(&samples, grains)).unwrap();
+        assert!((again - got).abs() < 1e-6, "{again} {got}");
+    }
+    let smooth =
+        read(&regression("optimizer = { kind = \"sgd\", lr = 1.0 }\nclass_weights = [0.5, 2.0, 5.0]", 2), &[SMOOTH]);
+    let mut trainer = Trainer::new(Arc::new(smooth), Options::for_grains(2, 1)).unwrap();
+    let before = Regression::of(&trainer);
+    let got = trainer.step_with(feed(&batch(), 2)).unwrap();
+    let loss = formula(&before, &batch(), 0.1);
+    assert!((f64::from(got) - loss).abs() < 1e-6, "smoothed: loss {got}, formula {loss}");
+}
+
+/// The regression with label smoothing, as a model of its own.
+#[derive(Debug)]
+struct Smooth;
+
+const SMOOTH: ModelKind = ModelKind { name: "mlp", doc: "a regression with label smoothing", make: make_smooth };
+
+fn make_smooth(settings: &Settings, _: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
+    settings.counts("hidden", &[1])?;
+    settings.size("inputs", INPUTS)?;
+    settings.size("classes", CLASSES)?;
+    Ok(Box::new(Smooth))
+}
+
+impl Model for Smooth {
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::real("x", &[INPUTS]), Field::index("y", &[], CLASSES)]
+    }
+
+    fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
+        let fields = self.fields();
+        classify(cx.linear("layers.0", cx.field(&fields[0]), CLASSES), cx.field(&fields[1]), 0.1)
+    }
+}
+
+#[test]
+fn class_weights_belong_to_classifiers() {
+    let refused = |text: &str| {
+        let root = job_file::parse(text, "test.toml").unwrap();
+        Job::read(&root, MODELS).map(|_| ()).unwrap_err().to_string()
+    };
+    let weighted = |weights: &str| regression(&format!("class_weights = {weights}"), 2);
+    assert!(refused(&weighted("[1.0, 2.0]")).contains("has 2 weights, but there are 3 classes"));
+    assert!(refused(&weighted("[1.0, -2.0, 1.0]")).contains("has the weight -2"));
+    assert!(refused(&weighted("\"balance\"")).contains("did you mean \"balanced\"?"));
+    assert!(refused(&weighted("{ 3 = 2.0 }")).contains("`train.class_weights.3` is not a class"));
+    let waves = "[model]\nkind = \"lstm\"\n[data]\nsource = \"builtin:waves\"\n[train]\nsteps = 1\nclass_weights = \"balanced\"\n";
+    assert!(refused(waves).contains("is not one cross-entropy over classes"));
+    let job = read(&weighted("{ 1 = 4.0 }"), MODELS);
+    assert_eq!(job.class_weights, Some(vec![1.0, 4.0, 1.0]));
+}
+
 #[test]
 fn clipping_sees_the_gradient_of_the_targets_that_count() {
     let norm = |train: &str| {
@@ -347,4 +438,94 @@ fn a_formula_of_means_over_grains_is_refused_only_if_something_is_ignored() {
 fn a_models_own_cross_entropy_counts_by_itself() {
     let losses = [1, GRAINS].map(|grains| own_model(plain, grains).step_with(feed(&batch(), grains)).unwrap());
     assert!((losses[0] - losses[1]).abs() < 1e-6, "{losses:?}");
+}
+
+/// Tokens and targets of one's own, most of which do not count.
+const ROWS: usize = 40;
+const LENGTH: usize = 6;
+const WORDS: i32 = 9;
+
+fn sequence(row: usize) -> ([i32; LENGTH], [i32; LENGTH]) {
+    let x = std::array::from_fn(|at| ((row * 5 + at * at) % WORDS as usize) as i32);
+    let y = std::array::from_fn(|at| if (row + at) % 3 == 0 { (x[at] + 1) % WORDS } else { IGNORED });
+    (x, y)
+}
+
+/// A NumPy file of rows of i32.
+fn npy(row: impl Fn(usize) -> [i32; LENGTH]) -> Vec<u8> {
+    let mut header = format!("{{'descr': '<i4', 'fortran_order': False, 'shape': ({ROWS}, {LENGTH}), }}");
+    while (header.len() + 11) % 64 != 0 {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend((0..ROWS).flat_map(row).flat_map(i32::to_le_bytes));
+    bytes
+}
+
+/// The same sequences as JSON Lines, NumPy arrays and safetensors.
+fn write_sequences(root: &std::path::Path) -> [String; 3] {
+    let lines: Vec<String> =
+        (0..ROWS).map(sequence).map(|(x, y)| format!("{{\"x\": {x:?}, \"y\": {y:?}}}\n")).collect();
+    std::fs::write(root.join("a.jsonl"), lines.concat()).unwrap();
+    std::fs::write(root.join("x.npy"), npy(|row| sequence(row).0)).unwrap();
+    std::fs::write(root.join("y.npy"), npy(|row| sequence(row).1)).unwrap();
+    let bytes = ROWS * LENGTH * 4;
+    let tensor = |start| {
+        format!("{{\"dtype\":\"I32\",\"shape\":[{ROWS},{LENGTH}],\"data_offsets\":[{start},{}]}}", start + bytes)
+    };
+    let header = format!("{{\"x\":{},\"y\":{}}}", tensor(0), tensor(bytes));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend((0..ROWS).flat_map(|row| sequence(row).0).flat_map(i32::to_le_bytes));
+    file.extend((0..ROWS).flat_map(|row| sequence(row).1).flat_map(i32::to_le_bytes));
+    std::fs::write(root.join("a.safetensors"), file).unwrap();
+    ["a.jsonl", "x.npy", "a.safetensors"].map(|name| root.join(name).display().to_string())
+}
+
+/// The mean over all targets that count, as PyTorch's `cross_entropy(…, ignore_index=-1)` and NumPy have it.
+#[test]
+fn token_sequences_of_files_have_targets_of_their_own() {
+    let root = tempfile::tempdir().unwrap();
+    let text = |source: &str, model: &str| {
+        format!(
+            "[model]\n{model}\nlayers = 1\nwidth = 16\n[data]\nsource = \"{source}\"\nbatch = 8\n\
+             grains = 4\ntypes = {{ x = \"tokens\" }}\n[train]\nsteps = 4\noptimizer = {{ kind = \"adamw\" }}\n"
+        )
+    };
+    let gpt = |source: &str| text(source, "kind = \"gpt\"\nheads = 2").replace("types = { x = \"tokens\" }\n", "");
+    let sources = write_sequences(root.path());
+    let mut jobs: Vec<(String, String)> = sources.iter().map(|source| (source.clone(), gpt(source))).collect();
+    jobs.push(("an lstm".into(), text(&sources[0], "kind = \"lstm\"")));
+    let mut digests = Vec::new();
+    for (source, text) in jobs {
+        let job = Arc::new(read(&text, MODELS));
+        // The largest target that counts is 7, but a language model gives a logit to every token.
+        let classes = if source == "an lstm" { 8 } else { WORDS as usize };
+        assert_eq!(job.fields, [Field::index("x", &[LENGTH], 9), Field::index("y", &[LENGTH], classes)], "{source}");
+        let mut trainer = Trainer::new(Arc::clone(&job), Options::for_grains(4, 1)).unwrap();
+        let loss = trainer.evaluate().unwrap().unwrap().loss;
+        let (mut total, mut counted) = (0.0f64, 0.0f64);
+        for at in 0..job.split.held_out_len() {
+            let (x, y) = sequence(job.split.held_out(at));
+            let feed = |feed: &mut Feed<'_>| {
+                feed.i32("x").map(|place| place.copy_from_slice(&x));
+                feed.i32("y").map(|place| place.copy_from_slice(&y));
+            };
+            let logits = trainer.predict(1, feed).unwrap();
+            for (row, target) in logits.chunks(classes).zip(y).filter(|(_, target)| *target != IGNORED) {
+                let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+                total += sum.ln() - f64::from(row[target as usize]);
+                counted += 1.0;
+            }
+        }
+        assert!(counted > 5.0 && (loss - total / counted).abs() < 1e-5, "{source}: {loss} {}", total / counted);
+        let alone = report(&job, WorkerGroup::Alone);
+        let reports = on_ranks(2, |world| report(&job, WorkerGroup::Workers(world)));
+        reports.iter().for_each(|other| assert_same(&source, &alone, other));
+        digests.push(alone.weights);
+    }
+    assert!(digests[..3].iter().all(|digest| *digest == digests[0]) && digests[3] != digests[0], "{digests:?}");
 }

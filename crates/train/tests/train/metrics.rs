@@ -76,17 +76,29 @@ fn a_metric_of_an_own_model_says_which_way_is_better() {
 fn every_metric_of_the_zoo_has_its_direction() {
     let mut seen = Vec::new();
     for (_, text) in crate::same_bits::jobs() {
-        for metric in ["accuracy", "precision", "recall", "exact_match", "perplexity", "mse", "naive_mse", "gain"] {
+        for metric in [
+            "accuracy",
+            "precision",
+            "recall",
+            "exact_match",
+            "perplexity",
+            "mse",
+            "naive_mse",
+            "gain",
+            "mae",
+            "rmse",
+            "r2",
+        ] {
             let settings =
                 job_file::parse(&format!("{text}early_stop = {{ metric = \"{metric}\" }}\n"), "job").unwrap();
             let Ok(job) = Job::read(&settings, MODELS) else { continue };
             let better = job.early_stop.expect("it was written").metric.better;
-            let falls = ["perplexity", "mse", "naive_mse"].contains(&metric);
+            let falls = ["perplexity", "mse", "naive_mse", "mae", "rmse"].contains(&metric);
             assert_eq!(better, if falls { Better::Lower } else { Better::Higher }, "{metric}");
             seen.push(metric);
         }
     }
-    for metric in ["accuracy", "precision", "perplexity", "mse", "gain"] {
+    for metric in ["accuracy", "precision", "perplexity", "mse", "gain", "rmse", "r2"] {
         assert!(seen.contains(&metric), "no model measures {metric}");
     }
 }

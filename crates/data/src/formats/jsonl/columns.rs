@@ -129,7 +129,8 @@ pub(super) fn read_value(value: Value, kind: &RecordKind, column: usize, record:
                     let ints = record.ints(column);
                     push_ints(&value, ints)?;
                     let classes = classes.map_or(i64::MAX, |classes| classes as i64);
-                    if classes < i64::MAX && ints.iter().any(|value| !(0..classes).contains(value)) {
+                    // A number below 0 may stand in a target for what does not count.
+                    if classes < i64::MAX && ints.iter().any(|value| *value >= classes) {
                         return Err(format!("has a token outside of the vocabulary of {classes}"));
                     }
                 }
