@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let start = Instant::now();
-    let files = files::list(&path, &settings, "source")?;
+    let files = files::list(&path, &settings, "source")?.files;
     let reader = (choose(&files, &settings)?.open)(&files, &settings)?;
     let open_s = start.elapsed().as_secs_f64();
     for _ in 0..rounds {
