@@ -11,6 +11,7 @@ use crate::ahead::ReadAhead;
 use crate::error::ReadError;
 use crate::files::{self, Contents, DataFile};
 use crate::format::{OpenError, OpenedFiles, Reader};
+use crate::inspect::shown_name;
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn, RecordKind, TOO_LARGE_HINT, UnreadColumn};
 use kolo_graph::settings::{SIZE_MAX, SettingError, Settings};
@@ -263,7 +264,7 @@ impl ArrayReader {
 
     fn open_beside(
         files: Vec<Vec<Array>>,
-        (unread, notes): (Vec<UnreadColumn>, Vec<String>),
+        (unread, mut notes): (Vec<UnreadColumn>, Vec<String>),
         settings: &Settings,
     ) -> OpenedFiles {
         let layout = settings.choice("layout", &["auto", "hwc", "chw"])?;
@@ -272,6 +273,14 @@ impl ArrayReader {
             return Err(settings.wrong("source", "names a file without arrays", "choose another file").into());
         };
         let orders: Vec<_> = first.iter().map(|array| pixel_order(array, layout)).collect();
+        let guessed = first.iter().zip(&orders).filter(|(array, order)| layout == "auto" && is_guess(array, **order));
+        notes.extend(guessed.map(|(array, _)| {
+            let name = shown_name(&array.name);
+            format!(
+                "the channels of {name} {:?} are its last dim; `layout = \"chw\"` takes the first",
+                &array.shape[1..]
+            )
+        }));
         let mut columns = Vec::new();
         for (at, array) in first.iter().enumerate() {
             files.iter().try_for_each(|arrays| same_array(array, at, arrays))?;
@@ -350,6 +359,12 @@ fn pixel_order(array: &Array, layout: &str) -> Option<PixelOrder> {
         ([first, _, _], _) if is_channels(*first) => Some(PixelOrder::ChannelsFirst),
         _ => None,
     }
+}
+
+/// Whether the first dim of an image could be its channels as well as the last.
+fn is_guess(array: &Array, order: Option<PixelOrder>) -> bool {
+    let is_first = matches!(array.shape[1..], [1 | 3 | 4, _, _]);
+    order == Some(PixelOrder::ChannelsLast) && is_first
 }
 
 /// What the values of an array are. Rows of whole numbers are tokens if `data.vocab` says how many there are.

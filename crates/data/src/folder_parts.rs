@@ -30,7 +30,9 @@ impl FolderParts {
         let mut other = None;
         for entry in fs::read_dir(directory).ok()?.flatten() {
             let path = entry.path();
-            if is_hidden(&path) || !path.is_dir() {
+            // Of a million files none is looked at.
+            let kind = entry.file_type().ok()?;
+            if is_hidden(&path) || !(kind.is_dir() || kind.is_symlink() && path.is_dir()) {
                 continue;
             }
             let name = entry.file_name().to_string_lossy().to_lowercase();

@@ -7,7 +7,8 @@ use crate::index_file;
 use crate::notes::IgnoredFiles;
 use kolo_base::lock;
 use kolo_graph::settings::Settings;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -72,9 +73,13 @@ pub(crate) fn expand(
     is_shard: fn(&Path) -> bool,
     settings: &Settings,
 ) -> Result<Listed, OpenError> {
-    let mut all = Listed::default();
+    let (mut all, mut read) = (Listed::default(), HashSet::new());
     for file in files {
+        let meta = std::fs::metadata(&file.path).map_err(|error| ReadError::io(&file.path, &error))?;
         match file.is_directory {
+            true if !read.insert((meta.dev(), meta.ino())) => {
+                all.notes.push(format!("left out: {}, which was read by another path", file.path.display()));
+            }
             true => in_directory(&file.path, is_shard, &mut all)?,
             false => all.files.push(file.clone()),
         }

@@ -93,6 +93,8 @@ pub(crate) struct Windows {
     /// Says which tokenizer made the tokens.
     made_by: String,
     tokenizer: Option<UsedTokenizer>,
+    /// What was left out.
+    notes: Vec<String>,
 }
 
 impl Windows {
@@ -105,18 +107,22 @@ impl Windows {
         let kind = RecordKind::Int { shape: vec![shape.context], classes: Some(vocab) };
         let columns = ["x", "y"].map(|name| RecordColumn { name: name.into(), kind: kind.clone() }).into();
         let most = files.iter().max_by_key(|file| file.count).cloned();
-        let mut parts = Parts::new();
+        let (mut parts, all, mut short) = (Parts::new(), files.len(), 0);
         for file in files {
             let windows = file.windows(&shape);
+            short += usize::from(windows == 0);
             parts.push(file, windows);
         }
+        let needed = shape.context + 1;
+        let note = format!("left out: {short} of {all} files, which have fewer than the {needed} tokens of a sample");
+        let notes = if short > 0 { vec![note] } else { vec![] };
         match (parts.len(), most) {
             (0, Some(longest)) => {
                 let message = format!("it has {} tokens, but a sample needs {}", longest.count, shape.context + 1);
                 let path = longest.file.contents().path();
                 Err(ReadError::new(message, "lower `data.context`, or give more text").in_file(path).into())
             }
-            _ => Ok(Box::new(Self { columns, parts, shape, vocab, made_by, tokenizer })),
+            _ => Ok(Box::new(Self { columns, parts, shape, vocab, made_by, tokenizer, notes })),
         }
     }
 
@@ -134,6 +140,10 @@ impl Windows {
 impl Reader for Windows {
     fn columns(&self) -> &[RecordColumn] {
         &self.columns
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn len(&self) -> usize {

@@ -252,6 +252,42 @@ fn data_are_inspected_and_converted() {
 }
 
 /// Names in files may hold anything, and be of any length.
+/// A table as pandas writes it, with the index of a shuffled DataFrame.
+#[test]
+fn an_index_is_left_out_of_training_predictions_and_new_files() {
+    let dir = tempdir();
+    let rows: String = (0..40).map(|at| format!("{},{at},{},{}\n", at * 7 % 40, at % 3, at * 2 + 1)).collect();
+    std::fs::write(dir.path().join("houses.csv"), format!(",sqm,rooms,price\n{rows}")).expect("a file");
+    let job = "[model]\nkind = \"mlp\"\nhidden = [4]\n[data]\nsource = \"houses.csv\"\ntask = \"regression\"\nbatch = 8\n\
+               grains = 1\n[train]\nsteps = 2\noptimizer = { kind = \"sgd\", lr = 1e-6 }\n";
+    std::fs::write(dir.path().join("job.toml"), job).expect("a file");
+    let index = "left out: column0, the index of the table; `inputs` or `target` can name it";
+    let shown = stdout_of(dir.path(), &["train", "job.toml", "--out", "run"]);
+    let lines: Vec<&str> = shown.lines().take(4).collect();
+    assert!(
+        lines[0].starts_with("job: houses.csv 40 samples (csv, ") && lines[0].contains("; x [2] real, y [1] real"),
+        "{shown}"
+    );
+    assert_eq!(lines[1], "  target price (the last column of numbers; `target` names another), inputs sqm, rooms");
+    assert_eq!(lines[2], format!("  {index}"));
+    assert!(lines[3].starts_with("2 steps, "), "{shown}");
+    assert!(!stdout_of(dir.path(), &["train", "job.toml", "--no-out", "--quiet"]).contains("target"));
+    assert!(stdout_of(dir.path(), &["data", "inspect", "houses.csv"]).contains(&format!("\nnote: {index}\n")));
+    assert!(stdout_of(dir.path(), &["eval", "run"]).contains(&format!("  {index}\n")));
+    let predicted = run_in(dir.path(), &["predict", "run", "houses.csv"]);
+    assert!(String::from_utf8_lossy(&predicted.stderr).contains(&format!("note: {index}\n")), "{predicted:?}");
+    assert_eq!(String::from_utf8_lossy(&predicted.stdout).lines().count(), 41);
+    let converted = stdout_of(dir.path(), &["data", "convert", "houses.csv", "houses.jsonl"]);
+    assert!(converted.contains(&format!("note: {index}\n")), "{converted}");
+    let first = std::fs::read_to_string(dir.path().join("houses.jsonl"))
+        .expect("a file")
+        .lines()
+        .next()
+        .expect("a file")
+        .to_string();
+    assert!(first.contains("\"sqm\"") && !first.contains("column0"), "{first}");
+}
+
 #[test]
 fn odd_names_are_shown_short_and_escaped() {
     let dir = tempdir();

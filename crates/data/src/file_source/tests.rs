@@ -1116,3 +1116,26 @@ fn numbers_of_64_bits_without_a_sign_are_read_or_refused() {
     let error = source.fill(0, 0, Column::F32(&mut [0.0])).unwrap_err();
     assert_eq!(error.message, format!("array \"x\" has {long}, which is larger than {}", i64::MAX));
 }
+
+#[test]
+fn files_without_a_sample_and_guessed_channels_are_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    std::fs::write(path("a.txt"), "abcdefghijklmnop").unwrap();
+    std::fs::write(path("b.txt"), "abc").unwrap();
+    let context = ("context", Setting::Int(4));
+    let note = "left out: 1 of 2 files, which have fewer than the 5 tokens of a sample";
+    assert_eq!(said(&path("*.txt"), &[context]).unwrap().0[1..], [note]);
+    let array = |dims: &str, bytes: usize| {
+        let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({dims})}}");
+        [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), &vec![0; bytes]].concat()
+    };
+    std::fs::write(path("x.npy"), array("6, 3, 5, 4", 360)).unwrap();
+    std::fs::write(path("y.npy"), array("6,", 6)).unwrap();
+    let classes = ("classes", Setting::Int(2));
+    let (notes, fields) = said(&path("x.npy"), std::slice::from_ref(&classes)).unwrap();
+    assert_eq!(notes[1], "the channels of x [3, 5, 4] are its last dim; `layout = \"chw\"` takes the first");
+    assert!(fields.starts_with("x [4, 3, 5]"), "{fields}");
+    let (notes, fields) = said(&path("x.npy"), &[classes, ("layout", text("chw"))]).unwrap();
+    assert!(notes.len() == 1 && fields.starts_with("x [3, 5, 4]"), "{notes:?} {fields}");
+}

@@ -71,8 +71,8 @@ struct CsvReader {
     parts: Parts<CsvFile>,
     delimiter: u8,
     decimal: Decimal,
-    /// Whether the first column is the index of the table.
-    has_index: bool,
+    /// Whether each column is of the index of the table.
+    index: Vec<bool>,
     /// What was guessed.
     notes: Vec<String>,
 }
@@ -171,9 +171,9 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let text = TextColumns::read(settings, &names.names)?;
     let both = names.names.iter().zip(&scans);
     let kinds = both.map(|(name, scan)| text.kind(name, scan)).collect::<Result<Vec<_>, _>>()?;
-    let has_index = names.is_index(0, &kinds[0]);
+    let index = kinds.iter().enumerate().map(|(at, kind)| names.is_index(at, kind)).collect();
     let columns = names.names.into_iter().zip(kinds).map(|(name, kind)| RecordColumn { name, kind }).collect();
-    Ok(Box::new(CsvReader { columns, reasons, parts, delimiter, decimal, has_index, notes }))
+    Ok(Box::new(CsvReader { columns, reasons, parts, delimiter, decimal, index, notes }))
 }
 
 /// The first lines of a file.
@@ -259,7 +259,7 @@ impl Reader for CsvReader {
     }
 
     fn is_index(&self, column: usize) -> bool {
-        self.has_index && column == 0
+        self.index.get(column).copied().unwrap_or(false)
     }
 
     fn notes(&self) -> Vec<String> {

@@ -81,7 +81,8 @@ struct Samples {
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let index_place = IndexPlace::of(settings)?;
     let (mut shards, mut ends, mut samples) = (Shards::new(), Vec::new(), Samples::default());
-    let Listed { files, notes } = shards::expand(files, is_shard, settings)?;
+    let Listed { files, mut notes } = shards::expand(files, is_shard, settings)?;
+    let mut left_out = 0;
     for file in &files {
         let (contents, is_packed) = shards::unpack(file, settings)?;
         let payload = index_place.load_or_make(file, index::KIND, || Ok(ShardIndex::make(&contents)?.payload()))?;
@@ -90,12 +91,17 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
             None => ShardIndex::make(&contents)?,
         };
         samples.add(&index);
+        left_out += u64::from(index.left_out);
         ends.push(samples.starts.len());
         shards.push(file, contents, is_packed);
     }
     if samples.starts.is_empty() {
         let hint = "the members of a shard have names such as `0001.jpg` and `0001.cls`";
         return Err(ReadError::new("it has no sample", hint).in_file(&files[0].path).into());
+    }
+    if left_out > 0 {
+        let members = if left_out == 1 { "member" } else { "members" };
+        notes.push(format!("left out: {left_out} {members} of archives that are links or have no ending"));
     }
     let mut opened =
         WebDataset { columns: vec![], unread: vec![], notes, parts: vec![], part_of: vec![], shards, ends, samples };

@@ -445,3 +445,21 @@ fn shapes_and_types_are_judged_before_the_run() {
         "{error}"
     );
 }
+
+#[test]
+fn an_evaluation_that_outweighs_all_steps_is_said_and_one_without_an_end_refused() {
+    let read = |keys: &str| {
+        let text = format!(
+            "[model]\nkind = \"mlp\"\ninputs = 4\nhidden = [4]\nclasses = 3\n[data]\nsource = \"synthetic:features\"\n{keys}\n\
+             batch = 16\n[train]\nsteps = 2\n"
+        );
+        Job::read(&job_file::parse(&text, "test.toml").unwrap(), MODELS).map_err(|error| error.to_string())
+    };
+    let note = read("samples = 1000000").unwrap().evaluation_note();
+    let said = "an evaluation takes 200000 samples, 6250 times those of all steps: `holdout` can leave it fewer";
+    assert_eq!(note.as_deref(), Some(said));
+    assert_eq!(read("samples = 1000000\nholdout = 0.01").unwrap().evaluation_note(), None);
+    assert_eq!(read("").unwrap().evaluation_note(), None);
+    let error = read("samples = 9223372036854775807").map(|_| ()).unwrap_err();
+    assert!(error.contains("`data.holdout` leaves 1844674407370955"), "{error}");
+}

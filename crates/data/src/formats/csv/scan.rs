@@ -318,39 +318,42 @@ pub(super) fn has_header(head: &[u8], delimiter: u8) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     pub names: Vec<String>,
-    /// Whether the first column is called as an index is: not at all, or as pandas calls it when it reads such a table.
-    is_first_unnamed: bool,
+    /// Columns at the start that are called as those of an index are: not at all, or as pandas calls them when it reads them.
+    unnamed: usize,
 }
 
 impl Names {
     /// Of a table without a header.
     pub fn numbered(count: usize) -> Self {
-        Self { names: (0..count).map(|at| format!("column{at}")).collect(), is_first_unnamed: false }
+        Self { names: (0..count).map(|at| format!("column{at}")).collect(), unnamed: 0 }
     }
 
-    /// Whether a column of this kind is the index of the table that was written to the file: the first one, without a name, with
-    /// whole numbers or text. pandas writes one unless it is told not to, and R writes the names of rows so.
+    /// Whether a column of this kind is of the index of the table that was written to the file: one of the first, without a name,
+    /// with whole numbers or text. pandas writes one unless it is told not to, and R writes the names of rows so.
     pub fn is_index(&self, at: usize, kind: &RecordKind) -> bool {
-        let is_unnamed = at == 0 && self.is_first_unnamed && self.names.len() > 1;
+        let is_unnamed = at < self.unnamed && self.unnamed < self.names.len();
         is_unnamed && matches!(kind, RecordKind::Int { .. } | RecordKind::Text)
     }
 }
 
-/// The name that pandas gives to a first column without one.
-const UNNAMED: &str = "Unnamed: 0";
+/// The name that pandas gives to a column without one, before its number.
+const UNNAMED: &str = "Unnamed: ";
 
 /// The names in a header. `head` are the first bytes of the file, for where a name is not UTF-8.
 pub(super) fn header_names(cells: &Cells, head: impl FnOnce() -> Vec<u8>) -> Result<Names, ReadError> {
     let wrong = |message: String, hint: &str| {
         ReadError::new(format!("line {}: {message}", cells.line), hint).in_file(&cells.path)
     };
-    let (mut names, mut known, mut is_first_unnamed) = (Vec::new(), BTreeSet::new(), false);
+    let (mut names, mut known, mut unnamed) = (Vec::new(), BTreeSet::new(), 0);
     for at in 0..cells.len() {
         let Some(name) = trimmed(cells.cell(at)) else {
             let message = format!("the name of column {at} is not UTF-8 text");
             return Err(wrong(message, encoding::HINT).at(encoding::first_bad(&head())));
         };
-        is_first_unnamed |= at == 0 && ["", UNNAMED].contains(&name);
+        // The number is that of the place where it stood, which another index moved.
+        let is_number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
+        let is_unnamed = name.is_empty() || name.strip_prefix(UNNAMED).is_some_and(is_number);
+        unnamed += usize::from(at == unnamed && is_unnamed);
         let name = if name.is_empty() { format!("column{at}") } else { name.to_string() };
         if !known.insert(name.clone()) {
             let hint = "give every column a unique name in the first line, or write `header = false`";
@@ -358,7 +361,7 @@ pub(super) fn header_names(cells: &Cells, head: impl FnOnce() -> Vec<u8>) -> Res
         }
         names.push(name);
     }
-    Ok(Names { names, is_first_unnamed })
+    Ok(Names { names, unnamed })
 }
 
 /// Whether the first records of a table, cut by this delimiter, have numbers with a comma before their fraction.

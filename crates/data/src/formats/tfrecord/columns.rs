@@ -4,6 +4,7 @@ use super::example::{self, FeatureList, Malformed};
 use crate::error::shown;
 use crate::image;
 use crate::record::{Record, RecordColumn, RecordKind, UnreadColumn};
+use std::collections::BTreeMap;
 
 /// How the values of a column are stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,7 +57,7 @@ pub(super) struct Feature {
 /// What the features of some records are.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    features: Vec<Feature>,
+    features: BTreeMap<String, Column>,
     records: usize,
 }
 
@@ -77,9 +78,9 @@ impl Found {
             Ok(())
         })?;
         for (name, column) in features {
-            match self.features.binary_search_by(|feature| feature.name.as_str().cmp(name)) {
-                Ok(at) => self.features[at].column = self.features[at].column.with(column),
-                Err(at) => self.features.insert(at, Feature { name: name.into(), column }),
+            match self.features.get_mut(name) {
+                Some(known) => *known = known.with(column),
+                None => _ = self.features.insert(name.into(), column),
             }
         }
         self.records += 1;
@@ -89,20 +90,20 @@ impl Found {
     /// The columns and how they are read, sorted by name, and the features that are none.
     pub fn columns(self) -> (Vec<RecordColumn>, Vec<Feature>, Vec<UnreadColumn>) {
         let (mut columns, mut features, mut unread) = (Vec::new(), Vec::new(), Vec::new());
-        for feature in self.features {
-            let kind = match feature.column {
+        for (name, column) in self.features {
+            let kind = match column {
                 Column::Bytes { is_image: true, .. } => RecordKind::Image,
                 Column::Bytes { is_text: true, .. } => RecordKind::Text,
                 Column::Bytes { .. } => RecordKind::Bytes,
                 Column::Floats(dims) => RecordKind::Real { shape: dims.shape() },
                 Column::Ints(dims) => RecordKind::Int { shape: dims.shape(), classes: None },
                 Column::Uneven(kind) => {
-                    unread.push(UnreadColumn { name: feature.name, kind: kind.into() });
+                    unread.push(UnreadColumn { name, kind: kind.into() });
                     continue;
                 }
             };
-            columns.push(RecordColumn { name: feature.name.clone(), kind });
-            features.push(feature);
+            columns.push(RecordColumn { name: name.clone(), kind });
+            features.push(Feature { name, column });
         }
         (columns, features, unread)
     }

@@ -1,7 +1,7 @@
 //! Where the members of every sample of a shard are, and the payload of its index file.
 //!
-//! A sample is a run of members whose names agree up to the first dot after the last slash. The payload: the number of
-//! endings (u16), each as its length (u16) and its text; then per member its ending (u16, the highest bit set at the first
+//! A sample is a run of members whose names agree up to the first dot after the last slash. The payload: the number of members
+//! that belong to none (u32), the number of endings (u16), each as its length (u16) and its text; then per member its ending (u16, the highest bit set at the first
 //! member of a sample), its bytes (u32) and its offset (u64).
 
 use super::tar::Members;
@@ -10,7 +10,7 @@ use crate::files::Contents;
 use crate::shards::Headers;
 use kolo_base::ByteReader;
 
-pub(super) const KIND: &str = "webdataset 1";
+pub(super) const KIND: &str = "webdataset 2";
 /// Bytes of one member.
 pub(super) const MEMBER_BYTES_MAX: u64 = 1 << 30;
 /// Different endings in one shard: a sample has a handful.
@@ -32,6 +32,8 @@ pub(super) struct ShardIndex {
     pub members: Vec<MemberPlace>,
     /// The number of the first member of each sample.
     pub starts: Vec<u32>,
+    /// Members that belong to no sample: links and the like, and files whose names have no ending.
+    pub left_out: u32,
 }
 
 /// The key and the ending of a member, if it belongs to a sample.
@@ -61,7 +63,10 @@ impl ShardIndex {
         let mut members = Members::new(Headers::new(contents));
         while let Some(member) = members.next()? {
             let wrong = |message: String| Err(contents.damaged(member.header, message));
-            let Some((member_key, ending)) = split(&member.name) else { continue };
+            let Some((member_key, ending)) = split(&member.name) else {
+                index.left_out = index.left_out.saturating_add(1);
+                continue;
+            };
             if member.bytes > MEMBER_BYTES_MAX {
                 return wrong(format!("a member has {} bytes; {MEMBER_BYTES_MAX} are allowed", member.bytes));
             }
@@ -84,11 +89,12 @@ impl ShardIndex {
             }
             index.members.push(MemberPlace { offset: member.offset, bytes: member.bytes as u32, ending });
         }
+        index.left_out = index.left_out.saturating_add(members.passed);
         Ok(index)
     }
 
     pub fn payload(&self) -> Vec<u8> {
-        let mut payload = Vec::new();
+        let mut payload = self.left_out.to_le_bytes().to_vec();
         payload.extend((self.endings.len() as u16).to_le_bytes());
         for ending in &self.endings {
             payload.extend((ending.len() as u16).to_le_bytes());
@@ -107,7 +113,7 @@ impl ShardIndex {
     /// The index in this payload, if it makes sense for a file of so many bytes.
     pub fn parse(payload: &[u8], file_bytes: u64) -> Option<Self> {
         let mut reader = ByteReader::new(payload);
-        let mut index = Self::default();
+        let mut index = Self { left_out: reader.u32()?, ..Self::default() };
         for _ in 0..reader.u16()? {
             let length = reader.u16()?;
             let ending = std::str::from_utf8(reader.take(usize::from(length))?).ok()?;
@@ -151,13 +157,14 @@ mod tests {
             endings: vec!["jpg".into(), "cls".into()],
             members: places.map(|(offset, bytes, ending)| MemberPlace { offset, bytes, ending }).to_vec(),
             starts: vec![0, 2],
+            left_out: 3,
         };
         let payload = index.payload();
         assert_eq!(ShardIndex::parse(&payload, 3079), Some(index));
         assert_eq!(ShardIndex::parse(&payload, 3078), None);
         for length in 0..payload.len() {
             // What ends between two members is an index of fewer; the checksum of its file is there to tell.
-            let is_between = length >= 12 && (length - 12) % 14 == 0;
+            let is_between = length >= 16 && (length - 16) % 14 == 0;
             assert_eq!(ShardIndex::parse(&payload[..length], 3079).is_some(), is_between, "{length}");
         }
     }

@@ -102,6 +102,8 @@ impl ArchiveBytes for ForwardBytes {
 pub(super) struct Members<B> {
     pub bytes: B,
     offset: u64,
+    /// Links, devices and sparse files that were passed over.
+    pub passed: u32,
 }
 
 impl<B: ArchiveBytes> Members<B> {
@@ -111,7 +113,7 @@ impl<B: ArchiveBytes> Members<B> {
 
     /// From the first header at or after `offset`, where a member ends.
     pub fn starting_at(bytes: B, offset: u64) -> Self {
-        Self { bytes, offset: offset.next_multiple_of(BLOCK) }
+        Self { bytes, offset: offset.next_multiple_of(BLOCK), passed: 0 }
     }
 
     fn damaged(&self, offset: u64, message: &str) -> ReadError {
@@ -158,7 +160,11 @@ impl<B: ArchiveBytes> Members<B> {
                     }
                     return Ok(Some(Member { name, header: start, offset, bytes }));
                 }
-                _ => extended = Extended::default(),
+                b'5' => extended = Extended::default(),
+                _ => {
+                    extended = Extended::default();
+                    self.passed = self.passed.saturating_add(1);
+                }
             }
         }
     }

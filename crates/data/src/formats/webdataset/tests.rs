@@ -366,3 +366,29 @@ fn arrays_of_numpy_are_checked() {
         assert!(npy::Array::parse(&good[..length]).is_err());
     }
 }
+
+#[test]
+fn members_of_no_sample_are_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bytes = header("dir/", 0, b'5');
+    bytes.extend(header("0.jpg", 0, b'2'));
+    bytes.extend(archive(&[("README", b"1"), ("1.cls", b"2")]));
+    // The second time from the index.
+    for _ in 0..2 {
+        let reader = open_bytes(directory.path(), &bytes).unwrap();
+        assert_eq!(reader.notes(), ["left out: 2 members of archives that are links or have no ending"]);
+    }
+    // A directory of shards with other files in it; and the same once more, by a link.
+    fs::write(directory.path().join("notes.txt"), "x").unwrap();
+    let again = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(directory.path(), again.path().join("link")).unwrap();
+    let files = [directory.path().into(), again.path().join("link")].map(|path| DataFile::at(&path).unwrap());
+    let reader = open(&files, &settings()).unwrap();
+    assert_eq!(reader.len(), 1);
+    let notes = reader.notes();
+    assert!(
+        notes[0].starts_with("left out: 1 file (.txt 1) in ") && notes[0].ends_with(": not of this format"),
+        "{notes:?}"
+    );
+    assert!(notes[1].ends_with("link, which was read by another path"), "{notes:?}");
+}
