@@ -630,6 +630,33 @@ fn folds_are_runs_that_are_summed_up() {
     assert!(refused(&["--out", "cv/fold-0"]).contains("contains the files of another run"));
 }
 
+/// The fold under way saves its state, no other one begins, and the command that is printed finishes all of them.
+#[test]
+fn interrupted_folds_go_on() {
+    let (dir, job) = (tempdir(), example("playground"));
+    let steps = ["--threads", "1", "--set", "train.steps=2000", "--set", "train.log_every=1"];
+    let words = [&["train", &job, "--folds", "2"], &steps[..]].concat();
+    let child =
+        Command::new(KOLO).current_dir(dir.path()).args(&words).stdout(Stdio::piped()).spawn().expect("it runs");
+    let out = dir.path().join("runs/playground-1");
+    let begin = Instant::now();
+    while !out.join("fold-0/metrics.jsonl").exists() && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().expect("a shell");
+    assert!(kill.success());
+    let output = child.wait_with_output().expect("a child");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(143), "{text}");
+    assert!(!out.join("fold-1").exists() && !out.join("folds.json").exists(), "{text}");
+    let command = text.lines().find_map(|line| line.strip_prefix("all folds go on with: ")).expect("a command");
+    let resumed = Command::new("sh").current_dir(dir.path()).args(["-c", command]).output().expect("a shell");
+    assert!(resumed.status.success(), "{command}: {}", String::from_utf8_lossy(&resumed.stderr));
+    let all = json_at(&out.join("folds.json"));
+    let words = [&["--no-out", "--set", "data.folds=2", "--set", "data.fold=0"], &steps[..]].concat();
+    assert_eq!(all["folds"][0]["weights"], train(dir.path(), &job, &words)["weights"]);
+}
+
 #[test]
 fn threads_do_not_change_the_weights() {
     let dir = tempdir();

@@ -4,8 +4,9 @@
 //! Two cases fit if a float that the one makes has the shape of an input of the other. Where no two cases of a pair of ops fit,
 //! some elements are taken and reshaped: then the casts have to go around that.
 
-use super::{draw, name, run_graph};
-use kolo_graph::op::{Case, Dense};
+use super::{draw, name, numbers, run_graph, source};
+use kolo_exec::{Store, reference};
+use kolo_graph::op::{Arg, Case, Dense};
 use kolo_graph::sources::{Input, Param, State};
 use kolo_graph::{Builder, DType, Graph, Mixed, OpKind, Tensor, Type, checked_types, rewrite, verify};
 use kolo_ops::fuse::fuse_elementwise;
@@ -15,6 +16,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Elements of the operands of a case that takes part.
 const ELEMENTS_MAX: usize = 2000;
+/// How far a result may be from the definition of the lowered graph, of its largest element: sums of halves are rounded.
+const TOLERANCE: f64 = 5e-2;
+/// Larger numbers come of inputs that mean nothing to the op, and overflow in f32 on their way.
+const HUGE: f64 = 1e30;
 /// Failures that are told.
 const TOLD_MAX: usize = 20;
 
@@ -116,7 +121,8 @@ impl<'p> Joint<'p> {
         let outputs = builder.apply_arc(self.reader.case.op.clone(), &reader);
         outputs.iter().enumerate().for_each(|(at, output)| builder.output(&format!("y{at}"), *output));
         if differentiates && outputs[0].dtype() == DType::F32 {
-            let loss = outputs[0].mul(builder.input("weights", outputs[0].ty())).sum_all();
+            let weights = builder.input(&name(first + reader.len()), outputs[0].ty());
+            let loss = outputs[0].mul(weights).sum_all();
             let grads = kolo_ops::gradients(&builder, loss, 1.0, &wrt);
             let grads = grads.into_iter().flatten().enumerate();
             grads.for_each(|(at, grad)| builder.output(&format!("g{at}"), grad));
@@ -132,12 +138,36 @@ impl<'p> Joint<'p> {
         let fused = fuse_elementwise(&rewrite::eliminate_dead(lowered.clone()));
         verify::verify(&fused)?;
         let args = self.maker.case.args.iter().chain(&self.reader.case.args).enumerate();
-        let inputs: Vec<Dense> = args.map(|(at, arg)| draw(arg, at)).collect();
+        let mut inputs: Vec<Dense> = args.map(|(at, arg)| draw(arg, at)).collect();
+        inputs.push(draw(&Arg::positive(self.reader.outputs[0].shape.clone()), inputs.len()));
         for rewritten in [&lowered, &fused] {
+            let store = Store::new(rewritten, 0);
+            let value = |name: &str| match store.values(name) {
+                Some(values) => {
+                    let (id, _) = rewritten.params().find(|(_, param)| param.name == name)?;
+                    let values = values.iter().map(|x| f64::from(*x)).collect();
+                    Some(Dense::new(rewritten.ty(id).shape.clone(), values))
+                }
+                None => source(&inputs)(name),
+            };
+            let defined = reference::evaluate(rewritten, value)?;
             let made = run_graph(rewritten, &inputs, 1);
-            for ((output, id), (ty, _)) in graph.outputs.iter().zip(made) {
-                if ty != *graph.ty(*id) {
-                    return Err(format!("output `{output}` is {ty}, but was {}", graph.ty(*id)));
+            for ((output, id), made) in graph.outputs.iter().zip(made) {
+                if made.0 != *graph.ty(*id) {
+                    return Err(format!("output `{output}` is {}, but was {}", made.0, graph.ty(*id)));
+                }
+                let place = rewritten.output(output).ok_or("no output")?;
+                let (got, want) = (numbers(&made), &defined[place.0 as usize].data);
+                if want.iter().any(|x| x.abs() > HUGE) {
+                    continue;
+                }
+                let size = want.iter().filter(|x| x.is_finite()).fold(1e-3f64, |m, x| m.max(x.abs()));
+                for (at, (got, want)) in got.iter().zip(want).enumerate() {
+                    let same =
+                        got == want || !got.is_finite() && !want.is_finite() || (got - want).abs() <= TOLERANCE * size;
+                    if !same {
+                        return Err(format!("output `{output}` at {at} is {got}, must be {want}"));
+                    }
                 }
             }
         }

@@ -303,13 +303,15 @@ fn nobody_asks_for_a_strategy_by_its_name() {
 }
 
 /// Words of other tables that keys of `[parallel]` share, and where: the keys of reports, of clusters and of other sections.
-const OTHER_TABLES: [(&str, &[&str]); 6] = [
+const OTHER_TABLES: [(&str, &[&str]); 7] = [
     ("cli/src/plan/layouts/json.rs", &["pipeline", "tensor", "sequence", "zero", "layers", "schedule", "chunks"]),
     ("cli/src/simulate/json.rs", &["pipeline", "tensor", "sequence", "zero", "layers", "schedule", "chunks"]),
     ("cli/src/data_command/bench.rs", &["stages"]),
     ("plan/src/system.rs", &["bucket_mib"]),
     ("plan/src/search/candidate.rs", &["layers"]),
     ("train/src/job.rs", &["schedule", "prefetch"]),
+    // What other libraries call them, and what they are here; a test holds it against the keys that there are.
+    ("train/src/foreign_keys.rs", &["schedule", "zero", "tensor", "pipeline"]),
 ];
 
 /// Names, keys and axes of strategies are written where they are declared; others take the constants. `data` is a section of every
