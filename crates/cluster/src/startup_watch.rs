@@ -22,6 +22,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Longest file of a rank.
 const FILE_BYTES_MAX: u64 = 512;
+/// What follows the job's name in that of the directory.
+const DIRECTORY: &str = "start";
 /// The mark of the rank that says what is wrong.
 const MARK: &str = "told";
 /// Clocks of file servers differ.
@@ -39,6 +41,15 @@ impl StartupWatch {
     /// From now on until this is dropped, this process ends with a message if a rank is missing. Without a directory that can
     /// be written, only the deadline is left.
     pub fn begin(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64) -> Self {
+        Self::start(rank_info, lookup, heartbeat_ms, true)
+    }
+
+    /// From now on until this is dropped, others see that this process lives, before it has come to join them. It judges nobody.
+    pub fn announce(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64) -> Self {
+        Self::start(rank_info, lookup, heartbeat_ms, false)
+    }
+
+    fn start(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64, judges: bool) -> Self {
         let directory = directory(rank_info, lookup).filter(|path| make_directory(path).is_ok());
         let file = directory.as_ref().map(|path| path.join(rank_info.rank.to_string()));
         let (end, ended) = channel();
@@ -54,6 +65,7 @@ impl StartupWatch {
             begin: Instant::now(),
             began: SystemTime::now(),
             count: 0,
+            judges,
         };
         watcher.write();
         let watch = move || watcher.watch(&|pause| ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout));
@@ -96,6 +108,8 @@ struct Watcher {
     begin: Instant,
     began: SystemTime,
     count: u64,
+    /// Whether it says who is missing, and ends this process.
+    judges: bool,
 }
 
 impl Watcher {
@@ -104,6 +118,9 @@ impl Watcher {
         while wait(self.heartbeat / 2) {
             self.count += 1;
             self.write();
+            if !self.judges {
+                continue;
+            }
             if self.is_told() {
                 // Another rank has said what is wrong. It goes first, as it tidies up.
                 std::thread::sleep(3 * self.heartbeat);
@@ -141,16 +158,8 @@ impl Watcher {
     }
 
     fn observations(&self) -> Vec<Observation> {
-        (0..self.startup_check.world).filter_map(|rank| self.observation(rank)).collect()
-    }
-
-    fn observation(&self, rank: usize) -> Option<Observation> {
-        let path = self.directory.as_ref()?.join(rank.to_string());
-        let mut text = String::new();
-        std::fs::File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
-        let [host, pid, count] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
-        let process = if host == self.startup_check.host { process(pid.parse().ok()?) } else { ProcessState::Unknown };
-        Some(Observation { rank, host: host.to_string(), count: count.parse().ok()?, process })
+        let StartupCheck { world, host, .. } = &self.startup_check;
+        self.directory.iter().flat_map(|directory| observations(directory, *world, host)).collect()
     }
 
     /// Says what is wrong, unless another rank does, and ends this process.
@@ -174,6 +183,63 @@ impl Watcher {
             let _ = std::fs::remove_dir_all(path);
         }
         end();
+    }
+}
+
+/// What the files of all ranks show on this host.
+fn observations(directory: &Path, world: usize, host: &str) -> Vec<Observation> {
+    (0..world).filter_map(|rank| observation(directory, rank, host)).collect()
+}
+
+fn observation(directory: &Path, rank: usize, own: &str) -> Option<Observation> {
+    let mut text = String::new();
+    let file = kolo_base::open_regular(&directory.join(rank.to_string())).ok()?;
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    let [host, pid, count] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
+    let process = if host == own { process(pid.parse().ok()?) } else { ProcessState::Unknown };
+    Some(Observation { rank, host: host.to_string(), count: count.parse().ok()?, process })
+}
+
+/// The coordinator's look at the ranks of its own host that have announced themselves and not come yet. Those of other hosts
+/// it sees late, if at all: file servers may show old files for a minute.
+#[derive(Debug)]
+pub(crate) struct AnnouncedRanks {
+    directory: PathBuf,
+    startup_check: StartupCheck,
+    heartbeat: Duration,
+    begin: Instant,
+    looked: Instant,
+}
+
+impl AnnouncedRanks {
+    /// Of the job whose ranks meet through this file.
+    pub fn new(meeting: &Path, rank_info: &RankInfo, heartbeat_ms: u64) -> Self {
+        let name = format!("{}.{DIRECTORY}", meeting.file_name().unwrap_or_default().to_string_lossy());
+        let host = crate::host_name();
+        let startup_check = StartupCheck::new(&host, rank_info.world, rank_info.local_world, heartbeat_ms, 0);
+        let (heartbeat, now) = (Duration::from_millis(heartbeat_ms), Instant::now());
+        Self { directory: meeting.with_file_name(name), startup_check, heartbeat, begin: now, looked: now }
+    }
+
+    /// A rank that had begun to start and is gone or stopped, and why it is lost. Looks about twice a heartbeat.
+    pub fn lost(&mut self) -> Option<(usize, String)> {
+        if self.looked.elapsed() < self.heartbeat / 2 {
+            return None;
+        }
+        self.looked = Instant::now();
+        let StartupCheck { world, host, .. } = &self.startup_check;
+        let mut here = observations(&self.directory, *world, host);
+        here.retain(|observation| observation.process != ProcessState::Unknown);
+        let now_ms = self.begin.elapsed().as_millis() as u64;
+        match self.startup_check.gone(now_ms, here)? {
+            Fault::Lost { peer, why, .. } => Some((peer, why)),
+            _ => None,
+        }
+    }
+
+    /// All have come, or the job is over: nobody needs the files of those who did not.
+    pub fn sweep(&self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -206,7 +272,7 @@ fn directory(rank_info: &RankInfo, lookup: EnvLookup<'_>) -> Option<PathBuf> {
         (None, Launcher::Mpich) => format!("mpich-{}-{}", crate::host_name(), hydra()?),
         (None, _) => return None,
     };
-    Some(Path::new(&lookup("HOME")?).join(".kolo").join("run").join(format!("{job}.start")))
+    Some(Path::new(&lookup("HOME")?).join(".kolo").join("run").join(format!("{job}.{DIRECTORY}")))
 }
 
 /// Where among those fields the parent stands, and when it began, in ticks since the machine did.
