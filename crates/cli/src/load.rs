@@ -3,6 +3,7 @@
 use crate::args::JobArgs;
 use crate::fail::Failure;
 use crate::transports::TransportKind;
+use kolo_base::ShownPath;
 use kolo_data::{SOURCES, Source, SourceKind};
 use kolo_exec::Executor;
 use kolo_graph::settings::{Setting, Settings};
@@ -74,6 +75,17 @@ pub fn refuse_shared_pipe(root: &Settings, processes: usize) -> Result<(), Failu
             Err(data.wrong("source", message, "use one worker, or write the samples to files").into())
         }
         _ => Ok(()),
+    }
+}
+
+/// The same of a job file that comes through a descriptor, such as `<(command)`.
+pub fn refuse_shared_job(path: Option<&Path>, processes: usize) -> Result<(), Failure> {
+    match path.filter(|path| processes > 1 && kolo_base::is_descriptor(path)) {
+        Some(path) => {
+            let message = format!("{}: this job file can be read once, and each worker reads it", path.shown());
+            Err(Failure::usage(message, "write it to a file first, or use one worker"))
+        }
+        None => Ok(()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the values of a key are, over all lines, and reading them as that.
 
 use crate::record::{Record, RecordKind};
+use kolo_base::ShownPath;
 use kolo_graph::types::DIMS_MAX;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -58,7 +59,7 @@ impl KeyScan {
     /// Why the column is text, if numbers stand in it too.
     pub fn reason(&self) -> Option<String> {
         let (path, line, text) = self.text.as_ref().filter(|_| self.shape.is_some())?;
-        Some(format!("{}, line {line}: \"{text}\" is not a number", path.display()))
+        Some(format!("{}, line {line}: \"{text}\" is not a number", path.shown()))
     }
 }
 
