@@ -148,7 +148,7 @@ impl Watcher {
 
     fn write(&self) {
         let Some(directory) = &self.directory else { return };
-        let text = format!("{} {} {}\n", crate::host_name(), std::process::id(), self.count);
+        let text = line(&crate::host_name(), std::process::id(), self.count, &process_space());
         // Renamed when it is whole: whoever looks finds the old line or the new one.
         let fresh = directory.join(format!("{}.new", self.rank));
         let open = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh);
@@ -158,8 +158,8 @@ impl Watcher {
     }
 
     fn observations(&self) -> Vec<Observation> {
-        let StartupCheck { world, host, .. } = &self.startup_check;
-        self.directory.iter().flat_map(|directory| observations(directory, *world, host)).collect()
+        let (world, space) = (self.startup_check.world, process_space());
+        self.directory.iter().flat_map(|directory| observations(directory, world, &space)).collect()
     }
 
     /// Says what is wrong, unless another rank does, and ends this process.
@@ -186,17 +186,30 @@ impl Watcher {
     }
 }
 
-/// What the files of all ranks show on this host.
-fn observations(directory: &Path, world: usize, host: &str) -> Vec<Observation> {
-    (0..world).filter_map(|rank| observation(directory, rank, host)).collect()
+/// What a rank's file holds.
+fn line(host: &str, pid: u32, count: u64, space: &str) -> String {
+    format!("{host} {pid} {count} {space}\n")
+}
+
+/// Where a process's number means a process: in one name space of one running kernel. Hosts that were made from one image have
+/// one name, and containers of one host have processes of their own.
+fn process_space() -> String {
+    let kernel = kolo_comm::host::kernel().unwrap_or_else(crate::host_name);
+    let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{kernel}/{}", space.to_string_lossy())
+}
+
+/// What the files of all ranks show in this space.
+fn observations(directory: &Path, world: usize, space: &str) -> Vec<Observation> {
+    (0..world).filter_map(|rank| observation(directory, rank, space)).collect()
 }
 
 fn observation(directory: &Path, rank: usize, own: &str) -> Option<Observation> {
     let mut text = String::new();
     let file = kolo_base::open_regular(&directory.join(rank.to_string())).ok()?;
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
-    let [host, pid, count] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
-    let process = if host == own { process(pid.parse().ok()?) } else { ProcessState::Unknown };
+    let [host, pid, count, space] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
+    let process = if space == own { process(pid.parse().ok()?) } else { ProcessState::Unknown };
     Some(Observation { rank, host: host.to_string(), count: count.parse().ok()?, process })
 }
 
@@ -227,8 +240,7 @@ impl AnnouncedRanks {
             return None;
         }
         self.looked = Instant::now();
-        let StartupCheck { world, host, .. } = &self.startup_check;
-        let mut here = observations(&self.directory, *world, host);
+        let mut here = observations(&self.directory, self.startup_check.world, &process_space());
         here.retain(|observation| observation.process != ProcessState::Unknown);
         let now_ms = self.begin.elapsed().as_millis() as u64;
         match self.startup_check.gone(now_ms, here)? {
@@ -306,6 +318,22 @@ fn hydra() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    /// Another host may have the same name, and a process there the number of one that has ended here.
+    #[test]
+    fn only_processes_of_this_space_are_looked_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |rank: usize, text: String| std::fs::write(directory.path().join(rank.to_string()), text).unwrap();
+        let (own, me) = (process_space(), std::process::id());
+        write(0, line("node", me, 7, &own));
+        write(1, line("node", me, 7, "another/pid:[1]"));
+        write(2, "node 1 2\n".into());
+        let seen = observations(directory.path(), 4, &own);
+        let states: Vec<_> = seen.iter().map(|one| (one.rank, one.process)).collect();
+        assert_eq!(states, [(0, ProcessState::Runs), (1, ProcessState::Unknown)]);
+    }
+
     #[test]
     fn a_process_knows_its_age() {
         let first = super::age_ms().unwrap();
