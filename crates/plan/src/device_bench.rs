@@ -178,7 +178,7 @@ fn best_rate(threads: usize, work_of_one: f64, make: impl Fn() -> Box<dyn FnMut(
     };
     std::thread::scope(|scope| {
         let closed = kolo_base::write(&gate);
-        let start = |_| std::thread::Builder::new().spawn_scoped(scope, &run).ok();
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, run).ok();
         let others: Vec<_> = (1..threads).map_while(start).collect();
         drop(closed);
         let own = run();
