@@ -117,7 +117,7 @@ const PROMPT_BYTES_MAX: u64 = 64 << 20;
 fn read_text(path: &Path) -> std::io::Result<String> {
     let bytes = match path.as_os_str() == "-" {
         true => kolo_base::read_limited(std::io::stdin().lock(), PROMPT_BYTES_MAX)?,
-        false if kolo_base::is_descriptor(path) => {
+        false if kolo_base::is_open_stream(path) => {
             kolo_base::read_limited(std::fs::File::open(path)?, PROMPT_BYTES_MAX)?
         }
         false => kolo_base::read_regular(path, PROMPT_BYTES_MAX)?,

@@ -81,7 +81,7 @@ pub fn refuse_shared_pipe(root: &Settings, processes: usize) -> Result<(), Failu
 
 /// The same of a job file that comes through a descriptor, such as `<(command)`.
 pub fn refuse_shared_job(path: Option<&Path>, processes: usize) -> Result<(), Failure> {
-    match path.filter(|path| processes > 1 && kolo_base::is_descriptor(path)) {
+    match path.filter(|path| processes > 1 && kolo_base::is_open_stream(path)) {
         Some(path) => {
             let message = format!("{}: this job file can be read once, and each worker reads it", path.shown());
             Err(Failure::usage(message, "write it to a file first, or use one worker"))

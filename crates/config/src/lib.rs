@@ -55,7 +55,7 @@ static READ_ONCE: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new()
 /// Reads one byte more than the limit at most, so that the caller can tell.
 fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    if !kolo_base::is_descriptor(path) {
+    if !kolo_base::is_open_stream(path) {
         kolo_base::open_regular(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
         return Ok(bytes);
     }
