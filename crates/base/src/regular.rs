@@ -44,10 +44,12 @@ pub fn read_limited(from: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Whether a path stands for what this process has open already, such as `/dev/stdin` or what a shell makes of `<(command)`: it
-/// can be read once, and somebody is there to write it.
-pub fn is_descriptor(path: &Path) -> bool {
-    path == Path::new("/dev/stdin") || path.starts_with("/dev/fd") || path.starts_with("/proc/self/fd")
+/// Whether a path stands for a stream that this process has open already, such as what a shell makes of `<(command)`, or
+/// `/dev/stdin` behind a pipe: it can be read once, and somebody is there to write it. A regular file that is open can be opened
+/// again.
+pub fn is_open_stream(path: &Path) -> bool {
+    let is_open = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd") || path.starts_with("/proc/self/fd");
+    is_open && std::fs::metadata(path).is_ok_and(|meta| !meta.is_file())
 }
 
 fn refused(what: &str) -> io::Error {
@@ -77,6 +79,7 @@ fn what_else(kind: FileType) -> Option<&'static str> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn only_regular_files_are_opened_and_nothing_is_waited_for() {
@@ -98,7 +101,11 @@ mod tests {
         assert_eq!(read_regular(&file, 4).unwrap_err().to_string(), "it has more than 4 bytes");
         assert_eq!(create_regular(&file).unwrap().metadata().unwrap().len(), 0);
         assert!(create_regular(&directory.join("new")).unwrap().metadata().unwrap().is_file());
+        let ((reader, _writer), open) = (io::pipe().unwrap(), File::open(&file).unwrap());
+        let by_number = |number: i32| is_open_stream(Path::new(&format!("/dev/fd/{number}")));
+        assert!(
+            by_number(reader.as_raw_fd()) && !by_number(open.as_raw_fd()) && !is_open_stream(Path::new("/dev/zero"))
+        );
         fs::remove_dir_all(&directory).unwrap();
-        assert!(is_descriptor(Path::new("/dev/fd/63")) && !is_descriptor(Path::new("/dev/zero")));
     }
 }

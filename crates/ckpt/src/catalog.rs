@@ -3,6 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, Item, SharedDisk};
 use crate::error::CkptError;
+use kolo_base::ShownPath;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,8 @@ use std::path::{Path, PathBuf};
 const STEP: &str = "step-";
 const UNFINISHED: &str = ".unfinished-";
 const REMOVING: &str = ".removing-";
+/// Damaged checkpoints that notes name, at most.
+const SKIPPED_NAMED_MAX: usize = 3;
 
 /// The name of a checkpoint: `step-00000200`, or `step-00000200.2` for a later one of the same step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,6 +134,18 @@ pub fn newest_valid(disk: &SharedDisk, root: &Path) -> Result<Found, CkptError> 
         }
     }
     Ok(found)
+}
+
+/// Notes on checkpoints that were passed over, and why: the newest few, and how many more.
+pub fn skipped_notes(skipped: &[(PathBuf, String)]) -> Vec<String> {
+    let named = skipped.iter().take(SKIPPED_NAMED_MAX);
+    let mut notes: Vec<String> = named.map(|(path, why)| format!("note: skipped {}: {why}", path.shown())).collect();
+    match skipped.len().saturating_sub(SKIPPED_NAMED_MAX) {
+        0 => {}
+        1 => notes.push("note: skipped one more checkpoint; `kolo ckpt verify` says why".into()),
+        more => notes.push(format!("note: skipped {more} more checkpoints; `kolo ckpt verify` says why")),
+    }
+    notes
 }
 
 /// A checkpoint of which every byte is as it was written, or what is wrong.
@@ -272,5 +287,22 @@ pub(crate) fn remove_tree(disk: &dyn Disk, path: &Path) -> Result<(), CkptError>
     match disk.remove_dir(path) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Ok(()),
         outcome => outcome.map_err(CkptError::io(path, "remove", None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_damaged_checkpoints_are_counted() {
+        let skipped = |count: usize| -> Vec<(PathBuf, String)> {
+            (0..count).map(|step| (PathBuf::from(format!("step-{step}")), "it is damaged".into())).collect()
+        };
+        assert_eq!(skipped_notes(&skipped(1)), ["note: skipped step-0: it is damaged"]);
+        assert_eq!(skipped_notes(&skipped(3)).len(), 3);
+        let last = |count: usize| skipped_notes(&skipped(count)).split_off(3);
+        assert_eq!(last(4), ["note: skipped one more checkpoint; `kolo ckpt verify` says why"]);
+        assert_eq!(last(10_003), ["note: skipped 10000 more checkpoints; `kolo ckpt verify` says why"]);
     }
 }

@@ -82,11 +82,7 @@ impl Disk for RealDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        // Opening a pipe would wait for somebody who writes.
-        if !fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        let file = File::open(path)?;
+        let file = kolo_base::open_regular(path)?;
         let bytes = file.metadata()?.len();
         Ok(Box::new(RealReader { file, bytes }))
     }

@@ -1,5 +1,6 @@
 //! What can go wrong with a checkpoint. Every message names the file, and ends in a hint.
 
+use kolo_base::ShownPath;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum CkptError {
     /// The system refused.
-    #[error("{}: cannot {action}{}: {source}\n  hint: {}", .path.display(), of_bytes(*.bytes), io_hint(.action, .source))]
+    #[error("{}: cannot {action}{}: {source}\n  hint: {}", .path.shown(), of_bytes(*.bytes), io_hint(.action, .source))]
     Io {
         path: PathBuf,
         action: &'static str,
@@ -17,13 +18,13 @@ pub enum CkptError {
         source: io::Error,
     },
     /// A file is not what the manifest says, or the manifest is not what was written.
-    #[error("{}: {what}\n  hint: restore the file from a copy, or use another checkpoint (`kolo ckpt ls` lists them)", .path.display())]
+    #[error("{}: {what}\n  hint: restore the file from a copy, or use another checkpoint (`kolo ckpt ls` lists them)", .path.shown())]
     Damaged { path: PathBuf, what: String },
     /// A file makes no sense, whoever wrote it.
-    #[error("{}: {what}\n  hint: {hint}", .path.display())]
+    #[error("{}: {what}\n  hint: {hint}", .path.shown())]
     Refused { path: PathBuf, what: String, hint: String },
     /// What was asked for is not in the checkpoint, or is of another type.
-    #[error("{}: tensor `{tensor}` {what}\n  hint: {hint}", .path.display())]
+    #[error("{}: tensor `{tensor}` {what}\n  hint: {hint}", .path.shown())]
     Tensor { path: PathBuf, tensor: String, what: String, hint: String },
     /// What ranks brought together is no whole state.
     #[error("this state cannot be saved: {what}\n  hint: {hint}")]
@@ -77,7 +78,7 @@ pub fn human(bytes: u64) -> String {
 const READING: [&str; 4] = ["open", "read", "list", "find"];
 
 fn io_hint(action: &str, error: &io::Error) -> &'static str {
-    if let Some(hint) = kolo_base::open_files_hint(error) {
+    if let Some(hint) = kolo_base::limit_hint(error) {
         return hint;
     }
     match error.kind() {

@@ -16,7 +16,9 @@ mod source;
 pub mod transfer;
 mod verify;
 
-pub use catalog::{Found, Keep, Listed, StepName, Unfinished, list, newest_valid, prune, staging_dir, unfinished};
+pub use catalog::{
+    Found, Keep, Listed, StepName, Unfinished, list, newest_valid, prune, skipped_notes, staging_dir, unfinished,
+};
 pub use checkpoint::Checkpoint;
 pub use commit::{commit, discard};
 pub use disk::{Disk, RealDisk, SharedDisk};

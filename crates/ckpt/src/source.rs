@@ -6,6 +6,7 @@ use crate::disk::{Disk, SharedDisk};
 use crate::error::CkptError;
 use crate::manifest::{MANIFEST, Role, TensorInfo};
 use crate::safetensors::{self, SafetensorsFile};
+use kolo_base::ShownPath;
 use kolo_graph::DType;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -140,11 +141,8 @@ pub fn resolve(disk: &SharedDisk, path: &Path) -> Result<(TensorSource, Vec<(Pat
     match (checkpoint, skipped.first()) {
         (Some(checkpoint), _) => Ok((TensorSource::Checkpoint(Box::new(checkpoint)), skipped)),
         (None, Some((damaged, why))) => {
-            let what = format!(
-                "none of its {} checkpoints is intact; the newest, {}: {why}",
-                skipped.len(),
-                damaged.display()
-            );
+            let what =
+                format!("none of its {} checkpoints is intact; the newest, {}: {why}", skipped.len(), damaged.shown());
             Err(CkptError::refused(path, what, "`kolo ckpt verify` lists everything that is damaged"))
         }
         (None, None) => {

@@ -7,6 +7,7 @@ use crate::mapping::{Architecture, Extra, Layout};
 use crate::safetensors::{self, SafetensorsFile, Slot, StoredTensor};
 use crate::source::{TensorSource, TensorView};
 use half::{bf16, f16};
+use kolo_base::ShownPath;
 use kolo_graph::DType;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -315,7 +316,7 @@ fn places(
             if let Some((other, twin, _)) = places.insert(wanted.name.clone(), (at, number, layout)) {
                 let (other, twin) = (&files[other], &files[other].tensors[twin].name);
                 let what =
-                    format!("is `{}` of the job's model, and so is `{twin}` of {}", wanted.name, other.path.display());
+                    format!("is `{}` of the job's model, and so is `{twin}` of {}", wanted.name, other.path.shown());
                 refuse(file, &tensor.name, what, "leave one of them out");
             }
         }

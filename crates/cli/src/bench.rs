@@ -30,7 +30,7 @@ pub fn train(kinds: &Kinds, args: &BenchTrain) -> Result<(), Failure> {
         Some(rank_info) => {
             let introduction = introduction(&job, args);
             let introduction = workers::or_fail_all(introduction, Some(&rank_info), &args.job.workers)?;
-            let worker = Worker::join(&rank_info, &args.job.workers, job.reproducible, introduction)?;
+            let worker = Worker::join(&rank_info, &args.job.workers, job.reproducible, introduction, None)?;
             let outcome = together(job, args, &worker, begin);
             worker.finish(outcome)
         }

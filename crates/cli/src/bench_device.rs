@@ -5,6 +5,7 @@ use crate::described;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::output::println;
+use kolo_base::ShownPath;
 use kolo_cuda::{GpuRate, GpuWork};
 use kolo_graph::DType;
 use kolo_plan::device::Precision;
@@ -35,7 +36,7 @@ pub fn device(args: &BenchDevice) -> Result<(), Failure> {
     match &args.write {
         Some(path) => {
             write_file(path, text)?;
-            println!("wrote [{}] to {}", args.name, path.display());
+            println!("wrote [{}] to {}", args.name, path.shown());
             Ok(())
         }
         None => {

@@ -2,6 +2,7 @@
 
 mod transfer;
 
+use kolo_base::ShownPath;
 pub use transfer::{candidates, check_config};
 
 use crate::args::Ckpt;
@@ -39,9 +40,7 @@ pub fn ckpt(kinds: &Kinds, command: &Ckpt) -> Result<(), Failure> {
 /// What a path means, with a word on newer checkpoints that are not sound.
 fn opened(disk: &SharedDisk, path: &Path) -> Result<TensorSource, Failure> {
     let (source, skipped) = resolve(disk, path)?;
-    for (path, why) in skipped {
-        print_error(&format!("note: {} is skipped: {why}", path.display()));
-    }
+    kolo_ckpt::skipped_notes(&skipped).iter().for_each(|note| print_error(note));
     Ok(source)
 }
 
@@ -58,9 +57,9 @@ fn bar(bytes: u64) -> ProgressBar {
 fn check_directory(disk: &SharedDisk, path: &Path, hint: &str) -> Result<(), Failure> {
     match (disk.is_dir(path), path.exists()) {
         (true, _) => Ok(()),
-        (false, true) => Err(Failure::usage(format!("{}: not a directory", path.display()), hint)),
+        (false, true) => Err(Failure::usage(format!("{}: not a directory", path.shown()), hint)),
         (false, false) => {
-            Err(Failure::usage(format!("{}: there is no such directory", path.display()), "check the path"))
+            Err(Failure::usage(format!("{}: there is no such directory", path.shown()), "check the path"))
         }
     }
 }
@@ -87,7 +86,7 @@ fn ls(disk: &SharedDisk, run: &Path) -> Result<(), Failure> {
     let begun = unfinished(disk.as_ref(), &root)?;
     if listed.is_empty() && begun.is_empty() {
         let hint = "name a run directory that has checkpoints";
-        return Err(Failure::usage(format!("{}: it contains no checkpoint", run.display()), hint));
+        return Err(Failure::usage(format!("{}: it contains no checkpoint", run.shown()), hint));
     }
     println!("{:<18} {:>9} {:>10} {:>7}  {:<20} weights", "checkpoint", "step", "size", "workers", "written (UTC)");
     for Listed { name, checkpoint, .. } in &listed {
@@ -102,14 +101,14 @@ fn ls(disk: &SharedDisk, run: &Path) -> Result<(), Failure> {
         }
     }
     for path in begun {
-        println!("{} is incomplete", path.display());
+        println!("{} is incomplete", path.shown());
     }
     Ok(())
 }
 
 fn show(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
     let source = opened(disk, path)?;
-    println!("{}", source.path().display());
+    println!("{}", source.path().shown());
     let tensors = source.tensors();
     if let Some(checkpoint) = source.checkpoint() {
         show_header(checkpoint);
@@ -167,7 +166,7 @@ fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
         listed.into_iter().map(|listed| (listed.path, listed.checkpoint)).collect();
     if all.is_empty() {
         let hint = "name a checkpoint, or a run directory that has checkpoints";
-        return Err(Failure::usage(format!("{}: it contains no checkpoint", path.display()), hint));
+        return Err(Failure::usage(format!("{}: it contains no checkpoint", path.shown()), hint));
     }
     let (count, mut damaged) = (all.len() as u64, 0);
     for (path, checkpoint) in all {
@@ -182,9 +181,9 @@ fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
         let bar = bar(checkpoint.bytes());
         let damages = checkpoint.verify(&|bytes| bar.set_position(bytes));
         bar.finish_and_clear();
-        damages.iter().for_each(|damage| println!("{}/{damage}", path.display()));
+        damages.iter().for_each(|damage| println!("{}/{damage}", path.shown()));
         if damages.is_empty() {
-            println!("{}: sound, {}", path.display(), size(&checkpoint));
+            println!("{}: sound, {}", path.shown(), size(&checkpoint));
         }
         damaged += usize::from(!damages.is_empty());
     }
@@ -203,7 +202,7 @@ fn compare(disk: &SharedDisk, first: &Path, second: &Path) -> Result<(), Failure
     let difference = diff(&a, &b, &|bytes| bar.set_position(bytes));
     bar.finish_and_clear();
     let Difference { tensors, same, settings } = difference?;
-    println!("A {}\nB {}", a.path().display(), b.path().display());
+    println!("A {}\nB {}", a.path().shown(), b.path().shown());
     for (key, a, b) in settings.iter().take(DIFFERENCES_SHOWN) {
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "not set".into());
         println!("setting {key}: {} in A, {} in B", text(a), text(b));

@@ -7,6 +7,7 @@ use crate::output::print_error;
 use crate::progress::Progress;
 use crate::train::{self, Prepared};
 use crate::workers::RemoteView;
+use kolo_base::ShownPath;
 use kolo_cluster::elastic::{ElasticConfig, ElasticOptions, Invitation};
 use kolo_cluster::join::{self, Invited};
 use kolo_cluster::{Member, RankInfo};
@@ -295,13 +296,12 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
     let path = std::path::absolute(&path).unwrap_or(path);
     let invited = Invited::read(&path)?;
     let words = ["kolo".to_string()].into_iter().chain(invited.command.iter().cloned());
-    let unreadable =
-        |why: &str| Failure::job(format!("{}: {why}", path.display()), "join a job of this version of kolo");
+    let unreadable = |why: &str| Failure::job(format!("{}: {why}", path.shown()), "join a job of this version of kolo");
     let command =
         crate::args::Args::read(words.map(Into::into)).map_err(|_| unreadable("its command is unknown"))?.command;
     let crate::args::Command::Train(mut train) = command else { return Err(unreadable("its command is not `train`")) };
     std::env::set_current_dir(&invited.directory)
-        .map_err(|error| Failure::job(format!("{}: {error}", invited.directory.display()), "the job runs there"))?;
+        .map_err(|error| Failure::job(format!("{}: {error}", invited.directory.shown()), "the job runs there"))?;
     train.job.threads = args.threads.or(train.job.threads);
     let Prepared { job, .. } = train::check(kinds, &train, None)?;
     let signals = train::listen(false, false)?;

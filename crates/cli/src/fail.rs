@@ -2,6 +2,7 @@
 
 use crate::output;
 use crate::whole_file::WholeFile;
+use kolo_base::ShownPath;
 use kolo_comm::Fault;
 use kolo_data::Source;
 use kolo_graph::settings::SettingError;
@@ -166,7 +167,7 @@ pub fn refuse_inputs(flag: &str, path: &Path, data: &dyn Source, job: Option<&Pa
     let is_job =
         || job.is_some_and(|job| path.canonicalize().is_ok_and(|path| job.canonicalize().is_ok_and(|job| job == path)));
     match data.reads(path) || is_job() {
-        true => Err(Failure::usage(format!("{flag}: {} is one of the inputs", path.display()), "choose another name")),
+        true => Err(Failure::usage(format!("{flag}: {} is one of the inputs", path.shown()), "choose another name")),
         false => Ok(()),
     }
 }
@@ -182,5 +183,5 @@ pub fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
+    Failure::job(format!("{}: {error}", path.shown()), "choose a writable path")
 }

@@ -63,11 +63,14 @@ fn check_started(workers: &Workers, count: usize) -> Result<(), Failure> {
         let why = "all workers run on this host and need no network";
         refuse(workers, &flags, why, "leave it out, or name hosts with --hosts")?;
     }
-    if count > 1 { check_streams(workers, false) } else { Ok(()) }
+    // Workers of one host share memory unless they are told otherwise.
+    let by_memory = workers.hosts.is_none() && workers.transport.link.is_none();
+    if count > 1 { check_streams(workers, by_memory) } else { Ok(()) }
 }
 
-fn check_streams(workers: &Workers, by_mpi: bool) -> Result<(), Failure> {
-    if workers.transport.has_streams(by_mpi) {
+/// `by_others`: without `--transport`, something else than TCP links the workers.
+fn check_streams(workers: &Workers, by_others: bool) -> Result<(), Failure> {
+    if workers.transport.has_streams(by_others) {
         return Ok(());
     }
     let why = "only TCP has streams, and this run does not use it";

@@ -5,6 +5,7 @@ use crate::load::Kinds;
 use crate::output::{self, print, println};
 use crate::saved::{SavedArgs, Trained};
 use clap::Args;
+use kolo_base::ShownPath;
 use kolo_data::ReadError;
 use kolo_data::tokenizer::Tokenizer;
 use kolo_exec::store::Entry;
@@ -60,7 +61,7 @@ fn tokenizer(kinds: &Kinds, args: &GenerateArgs, trained: &Trained) -> Result<To
         let wrong = used.and_then(|used| used.check(&given).err());
         return wrong.map_or(Ok(given), |error| {
             let ReadError { message, hint, .. } = error;
-            Err(Failure::usage(format!("--tokenizer {}: {message}", path.display()), &format!("leave it out: {hint}")))
+            Err(Failure::usage(format!("--tokenizer {}: {message}", path.shown()), &format!("leave it out: {hint}")))
         });
     }
     if let Some(used) = used {
@@ -95,7 +96,7 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failur
     let text = match (&args.prompt, &args.prompt_file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => read_text(path).map_err(|error| {
-            Failure::usage(format!("--prompt-file {}: {error}", path.display()), "name a file of UTF-8 text")
+            Failure::usage(format!("--prompt-file {}: {error}", path.shown()), "name a file of UTF-8 text")
         })?,
         (None, None) => match tokenizer.end_of_text() {
             // What a text begins with, if the tokenizer knows it.
@@ -110,11 +111,18 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failur
     Ok(tokens)
 }
 
+/// More than any prompt: a device that is named by mistake may have no end.
+const PROMPT_BYTES_MAX: u64 = 64 << 20;
+
 fn read_text(path: &Path) -> std::io::Result<String> {
-    match path.as_os_str() == "-" {
-        true => std::io::read_to_string(std::io::stdin().lock()),
-        false => std::fs::read_to_string(path),
-    }
+    let bytes = match path.as_os_str() == "-" {
+        true => kolo_base::read_limited(std::io::stdin().lock(), PROMPT_BYTES_MAX)?,
+        false if kolo_base::is_open_stream(path) => {
+            kolo_base::read_limited(std::fs::File::open(path)?, PROMPT_BYTES_MAX)?
+        }
+        false => kolo_base::read_regular(path, PROMPT_BYTES_MAX)?,
+    };
+    String::from_utf8(bytes).map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not UTF-8 text"))
 }
 
 /// Says that the model sees the end of a long prompt alone.

@@ -131,6 +131,8 @@ impl App {
     /// Reads the command line and does what it says. Exit code 0: done, 1: the job failed, 2: the command was wrong.
     pub fn run(self) -> ExitCode {
         end_with_the_reader();
+        // Where the system refuses a handler, limits end the process as they would without one.
+        let _ = kolo_train::interrupt::hear_limits();
         let command = match args::Args::read(std::env::args_os()) {
             Ok(args) => args.command,
             Err(error) => {
@@ -188,7 +190,7 @@ fn show(error: &clap::Error) {
     match (std::env::args_os().all(plain), error.use_stderr()) {
         (true, true) => _ = error.print(),
         (true, false) => output::keep(error.print()),
-        (false, _) => output::print_error(error.render().to_string().trim_end()),
+        (false, _) => output::print_lines(error.render().to_string().trim_end()),
     }
 }
 

@@ -3,6 +3,8 @@
 use crate::args::JobArgs;
 use crate::fail::Failure;
 use crate::transports::TransportKind;
+use crate::workers;
+use kolo_base::ShownPath;
 use kolo_data::{SOURCES, Source, SourceKind};
 use kolo_exec::Executor;
 use kolo_graph::settings::{Setting, Settings};
@@ -77,6 +79,34 @@ pub fn refuse_shared_pipe(root: &Settings, processes: usize) -> Result<(), Failu
     }
 }
 
+/// The same of a job file that comes through a descriptor, such as `<(command)`.
+pub fn refuse_shared_job(path: Option<&Path>, processes: usize) -> Result<(), Failure> {
+    match path.filter(|path| processes > 1 && kolo_base::is_open_stream(path)) {
+        Some(path) => {
+            let message = format!("{}: this job file can be read once, and each worker reads it", path.shown());
+            Err(Failure::usage(message, "write it to a file first, or use one worker"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether workers can share what the job's strategies share: told before anything is launched.
+fn check_links(job: &Job, args: &JobArgs, workers: usize) -> Result<(), Failure> {
+    let shared = job.parallel.strategies().find(|strategy| workers > 1 && strategy.home().is_shared());
+    let Some(strategy) = shared else { return Ok(()) };
+    let transport = args.workers.transport;
+    let by_mpi = workers::rank_info()?.is_some_and(|rank_info| rank_info.launcher.is_mpi());
+    let hosts = workers::asked_by_host(&args.workers)?.len();
+    let why = match transport.shares_memory(by_mpi) {
+        true if hosts > 1 => format!("--hosts names {hosts} hosts"),
+        true => return Ok(()),
+        false if transport.link.is_some() => format!("they exchange over --transport {}", transport.name),
+        false => "they exchange over MPI".into(),
+    };
+    let message = format!("`{}` needs all workers in the shared memory of one host, but {why}", strategy.written());
+    Err(Failure::usage(message, "write `parallel.zero = 1` instead, or start all workers on one host with -n"))
+}
+
 /// Reads the job file with the overrides applied, for this many workers.
 pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
     if workers == 0 || workers > WORKERS_MAX {
@@ -91,6 +121,7 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     if workers > 1 {
         job.check_device(workers)?;
     }
+    check_links(&job, args, workers)?;
     fit(&mut job, workers).map_err(near)?;
     Ok(Arc::new(job))
 }

@@ -5,6 +5,7 @@
 
 use crate::fail::Failure;
 use crate::output::print_error;
+use kolo_base::ShownPath;
 use kolo_ckpt::StepName;
 use kolo_cluster::host_name;
 use kolo_train::checkpoint::{CHECKPOINTS, JOB_FILE};
@@ -80,7 +81,7 @@ fn is_left_over(path: &Path) -> bool {
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or free some space there")
+    Failure::job(format!("{}: {error}", path.shown()), "choose another --out directory or free some space there")
 }
 
 fn is_log(path: &Path) -> bool {
@@ -108,7 +109,7 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
             fs::symlink_metadata(path).is_ok_and(|meta| if wants_dir { meta.is_dir() } else { meta.is_file() })
         };
         if let Some(path) = old.iter().find(|path| !is_ours(path)) {
-            let message = format!("--overwrite: {} is not a file that a run writes", path.display());
+            let message = format!("--overwrite: {} is not a file that a run writes", path.shown());
             return Err(Failure::usage(message, "name another directory for --out"));
         }
         let (logs, rest): (Vec<PathBuf>, Vec<PathBuf>) = old.into_iter().partition(|path| is_log(path));
@@ -121,7 +122,7 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
         shown += ", …";
     }
     Err(Failure::usage(
-        format!("{} contains the files of another run: {shown}", dir.display()),
+        format!("{} contains the files of another run: {shown}", dir.shown()),
         "name another directory, or add --overwrite to replace that run's files",
     ))
 }
@@ -199,7 +200,7 @@ fn lock_within(dir: &Path, patience: Duration) -> Result<Option<RunLock>, Failur
                     return Err(in_use(dir, &holder));
                 }
                 if !is_told {
-                    let dir = dir.display();
+                    let dir = dir.shown();
                     print_error(&format!("note: {dir} is in use by another run, {holder}; waiting in case it is gone"));
                 }
                 is_told = true;
@@ -241,7 +242,7 @@ fn is_elsewhere(holder: &str) -> bool {
 
 /// Somebody holds the lock.
 fn in_use(dir: &Path, holder: &str) -> Failure {
-    let (place, is_elsewhere) = (dir.display(), is_elsewhere(holder));
+    let (place, is_elsewhere) = (dir.shown(), is_elsewhere(holder));
     let who = if holder.is_empty() { String::new() } else { format!(", {holder}") };
     let gone = if is_elsewhere { format!("; if that process is gone, remove {place}/{LOCK}") } else { String::new() };
     let hint = format!("wait until it ends, stop it, or name another directory{gone}");

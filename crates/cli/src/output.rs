@@ -7,7 +7,7 @@
 use crate::fail::Failure;
 use kolo_base::lock;
 use kolo_cluster::logs::OutputStream;
-use kolo_cluster::printable;
+use kolo_cluster::{one_message, printable};
 use std::fmt::Arguments;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::sync::Mutex;
@@ -67,8 +67,13 @@ impl Write for Out {
     }
 }
 
-/// A line on standard error, if anybody hears it.
+/// A message on standard error, if anybody hears it. Its further lines are indented.
 pub fn print_error(text: &str) {
+    kolo_cluster::logs::print_error(&one_message(text));
+}
+
+/// Lines on standard error.
+pub fn print_lines(text: &str) {
     kolo_cluster::logs::print_error(text);
 }
 

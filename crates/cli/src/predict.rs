@@ -7,6 +7,7 @@ use crate::progress::Bar;
 use crate::saved::{SavedArgs, Trained};
 use crate::whole_file::WholeFile;
 use clap::{Args, ValueEnum};
+use kolo_base::ShownPath;
 use kolo_data::prefetch::Values;
 use kolo_data::{Field, Kind, SampleName, Source, TargetScale};
 use kolo_train::machine::format_count;
@@ -339,7 +340,7 @@ fn target(args: &PredictArgs, all: &[Given]) -> Result<Sink, Failure> {
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
+    Failure::job(format!("{}: {error}", path.shown()), "choose a writable path")
 }
 
 pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
@@ -409,7 +410,7 @@ fn tell(args: &PredictArgs, total: usize, skipped: &Skipped, begin: Instant) {
     if let Some(path) = &args.out {
         let rate = total as f64 / begin.elapsed().as_secs_f64().max(1e-9);
         let (total, rate) = (format_count(total as u64), format_count(rate as u64));
-        output::print_error(&format!("{total} samples in {} ({rate} samples/s)", path.display()));
+        output::print_error(&format!("{total} samples in {} ({rate} samples/s)", path.shown()));
     }
     if skipped.samples > 0 {
         let records = if skipped.samples == 1 { "record" } else { "records" };

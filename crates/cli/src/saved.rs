@@ -6,6 +6,7 @@ use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::print_error;
 use clap::Args;
+use kolo_base::ShownPath;
 use kolo_ckpt::transfer::{Incoming, Wanted, open_files};
 use kolo_ckpt::{RealDisk, TensorSource, TensorView};
 use kolo_data::tokenizer::{Tokenizer, UsedTokenizer};
@@ -69,16 +70,14 @@ const OF_TRAINING: [&str; 3] = ["from", "freeze", "fresh"];
 impl Trained {
     pub fn open(kinds: &Kinds, args: &SavedArgs) -> Result<Self, Failure> {
         let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), &args.run)?;
-        for (path, why) in skipped {
-            print_error(&format!("note: skipped {}: {why}", path.display()));
-        }
+        kolo_ckpt::skipped_notes(&skipped).iter().for_each(|note| print_error(note));
         let header = source.checkpoint().map(kolo_ckpt::Checkpoint::header);
         let saved = header.and_then(|header| model_record::job_text(&header.model));
         let mut root = match (&args.job, saved) {
             (Some(path), _) => job_file::read(path)?,
             (None, Some(text)) if !text.is_empty() => job_file::parse(text, &place(source.path()))?,
             (None, _) => {
-                let message = format!("{} does not record which job its weights belong to", args.run.display());
+                let message = format!("{} does not record which job its weights belong to", args.run.shown());
                 return Err(Failure::usage(message, "name the job file with --job"));
             }
         };
@@ -383,7 +382,7 @@ fn reads_files(kinds: &Kinds, root: &Settings) -> Result<bool, Failure> {
 }
 
 fn place(path: &Path) -> String {
-    path.display().to_string()
+    path.shown().to_string()
 }
 
 /// Whether the job file itself has a key such as `model.width`.

@@ -15,7 +15,9 @@ use crate::planned_step;
 use crate::progress::Progress;
 use crate::resume;
 use crate::workers::{self, RemoteView, Worker};
+use kolo_base::ShownPath;
 use kolo_cluster::elastic::ElasticOptions;
+use kolo_cluster::startup_watch::StartupWatch;
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
 use kolo_parallel::strategy::Strategy;
@@ -33,6 +35,7 @@ use kolo_train::session::{INTERRUPTED, RunOptions, WorkerGroup};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
 use serde_json::Value;
+use std::io::BufReader;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,6 +59,7 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
             }
         };
     }
+    let announced = workers::announce(rank_info.as_ref(), &args.job.workers);
     let prepared = prepare(kinds, args, rank_info.as_ref());
     let claimed = prepared.and_then(|prepared| {
         let (out, lock) = claim_out(args, &prepared.job, rank_info.as_ref())?;
@@ -70,7 +74,7 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
             if rank_info.launcher != Launcher::Kolo && rank_info.rank == 0 {
                 introduce_all(&job, args, world, roles, out.as_ref());
             }
-            work(&job, args, &rank_info, roles, out.clone())
+            work(&job, args, &rank_info, roles, out.clone(), announced)
         }
         None if workers::are_supervised(args, world) => {
             introduce_all(&job, args, world, roles, out.as_ref());
@@ -99,7 +103,7 @@ fn lost_part(out: Option<&OutDir>) -> String {
     let lost = "its part of the model is lost with it, and the others cannot go on without";
     match out.filter(|out| out::has_checkpoints(out)) {
         Some(out) => {
-            format!("{lost}; start it again with --resume --out {} in this or any other layout", out.path.display())
+            format!("{lost}; start it again with --resume --out {} in this or any other layout", out.path.shown())
         }
         None => format!("{lost}; there is no checkpoint to go on from (`checkpoint.every`)"),
     }
@@ -188,7 +192,7 @@ fn prepare(kinds: &Kinds, args: &Train, rank_info: Option<&RankInfo>) -> Result<
             refuse_inputs(flag, path, &*prepared.job.source, args.job.job.as_deref())?;
         }
         if let Some(path) = args.trace.as_deref().filter(|path| is_pipe(path)) {
-            let message = format!("--trace {} is a pipe", path.display());
+            let message = format!("--trace {} is a pipe", path.shown());
             return Err(Failure::usage(message, "name a regular file: kolo rewrites a timeline while it grows"));
         }
     }
@@ -205,6 +209,13 @@ pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepar
     // Where workers are started elsewhere, this process is one more.
     let processes = started + usize::from(found.is_none() && workers::are_supervised(args, started));
     load::refuse_shared_pipe(&load::settings(&args.job)?, processes)?;
+    load::refuse_shared_job(args.job.job.as_deref(), processes)?;
+    if let Some(out) =
+        args.out.as_deref().filter(|out| std::path::absolute(out).is_ok_and(|path| path.to_str().is_none()))
+    {
+        let message = format!("--out {}: the name is not UTF-8 text", out.shown());
+        return Err(Failure::usage(message, "name another directory: this one is told to other processes as text"));
+    }
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
     // Of an elastic job's workers, as many share the grains as can.
     let shares = if args.elastic { 1 } else { roles.map_or(started, |roles| roles.workers) };
@@ -316,7 +327,7 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
 /// Where the state of the run goes. The first rank knows, and tells the others.
 pub fn checkpoint_dir(job: &Job, args: &Train, out: &OutDir) -> Result<CheckpointDir, Failure> {
     let absolute = std::path::absolute(&out.path)
-        .map_err(|error| Failure::job(format!("{}: {error}", out.path.display()), "name another --out directory"))?;
+        .map_err(|error| Failure::job(format!("{}: {error}", out.path.shown()), "name another --out directory"))?;
     let (root, required, resume) = (absolute.join(CHECKPOINTS), out.required, args.resume);
     Ok(CheckpointDir { root, required, resume, job_text: job.text.clone() })
 }
@@ -349,6 +360,7 @@ fn work(
     rank_info: &RankInfo,
     roles: Option<Roles>,
     out: Option<OutDir>,
+    announced: Option<StartupWatch>,
 ) -> Result<(), Failure> {
     // A launcher of our own says itself what it does.
     let is_told = rank_info.launcher == Launcher::Kolo;
@@ -357,9 +369,10 @@ fn work(
     let introduction = workers::or_fail_all(introduction, Some(rank_info), &args.job.workers)?;
     if args.elastic {
         let joined = workers::join(rank_info, &args.job.workers, introduction)?;
+        drop(announced);
         return elastic::work(job, args, joined.member, interrupt, out);
     }
-    let worker = Worker::join(rank_info, &args.job.workers, job.reproducible, introduction)?;
+    let worker = Worker::join(rank_info, &args.job.workers, job.reproducible, introduction, announced)?;
     let outcome = take_part(job, args, &worker, interrupt, roles, out);
     let signal = outcome.as_ref().ok().copied().flatten();
     worker.finish(outcome.map(drop))?;
@@ -482,7 +495,7 @@ pub fn conclude(
         }
         summary(&report);
         if let Some(out) = &options.out {
-            println!("  files       {}", out.path.display());
+            println!("  files       {}", out.path.shown());
         }
         if is_interrupted {
             println!("{}", how_to_go_on(args, options));
@@ -534,7 +547,10 @@ const MEASURED: [&str; 10] = [
 
 /// A run that was resumed after its last step keeps what its steps measured, and if it was over, the whole report.
 fn keep_measured(report: &mut Value, path: &Path) {
-    let Some(before) = std::fs::read(path).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok()) else {
+    let Some(before) = kolo_base::open_regular(path)
+        .ok()
+        .and_then(|file| serde_json::from_reader::<_, Value>(BufReader::new(file)).ok())
+    else {
         return;
     };
     if before["weights"] != report["weights"] || before["steps"] != report["steps"] {

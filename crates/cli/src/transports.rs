@@ -38,6 +38,8 @@ pub struct HostLink {
     unusable: [&'static str; 2],
     /// Whether `--streams` means something.
     pub streams: bool,
+    /// Whether all ranks can reach one memory.
+    shares_memory: bool,
     /// Whether an MPI launcher starts the ranks.
     pub by_mpi: bool,
 }
@@ -51,6 +53,7 @@ const SHM: HostLink = HostLink {
     },
     unusable: ["the workers are on several hosts or in several containers", "leave --transport out"],
     streams: false,
+    shares_memory: true,
     by_mpi: false,
 };
 
@@ -66,6 +69,7 @@ const TCP: HostLink = HostLink {
     },
     unusable: ["no network joins the workers", "leave --transport out"],
     streams: true,
+    shares_memory: false,
     by_mpi: false,
 };
 
@@ -80,6 +84,7 @@ const MPI: HostLink = HostLink {
     },
     unusable: NO_MPI,
     streams: false,
+    shares_memory: false,
     by_mpi: true,
 };
 
@@ -128,6 +133,11 @@ impl TransportKind {
     /// Whether `--streams` means something. `by_mpi`: an MPI launcher started the ranks, or will.
     pub fn has_streams(&self, by_mpi: bool) -> bool {
         self.link.map_or(!by_mpi, |link| link.streams)
+    }
+
+    /// Whether workers that it links, on one host, can reach one memory. `by_mpi`: an MPI launcher started the ranks.
+    pub fn shares_memory(&self, by_mpi: bool) -> bool {
+        self.link.map_or(!by_mpi, |link| link.shares_memory)
     }
 
     /// Links this rank with all others.

@@ -52,8 +52,11 @@ impl Worker {
         workers: &Workers,
         reproducible: bool,
         introduction: Introduction,
+        announced: Option<StartupWatch>,
     ) -> Result<Self, Failure> {
         let JoinedRank { mut member, mpi } = join(rank_info, workers, introduction)?;
+        // From here on its link says so.
+        drop(announced);
         let cores = or_fail(cores::own(&mut member), &member)?;
         let transport = or_fail(workers.transport.connect(&mut member, mpi.as_ref(), workers), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
@@ -107,6 +110,15 @@ pub fn or_fail_all<T>(
     })
 }
 
+/// Lets the other ranks see that this process lives until it joins them, where nobody else does.
+pub fn announce(rank_info: Option<&RankInfo>, workers: &Workers) -> Option<StartupWatch> {
+    let meets_through_file = |rank_info: &&RankInfo| {
+        rank_info.launcher != Launcher::Kolo && !rank_info.launcher.is_mpi() && !workers.transport.by_mpi()
+    };
+    let rank_info = rank_info.filter(meets_through_file)?;
+    Some(StartupWatch::announce(rank_info, &environment, workers.heartbeat_ms))
+}
+
 /// A joined process, with the engine through which it joined if that is MPI.
 pub struct JoinedRank {
     pub member: Member,
@@ -125,8 +137,7 @@ fn join_ranks(rank_info: &RankInfo, workers: &Workers, introduction: Introductio
     if rank_info.launcher == Launcher::Kolo {
         return Ok(JoinedRank { member: Member::join_launched(rank_info, &introduction)?, mpi: None });
     }
-    let by_mpi = matches!(rank_info.launcher, Launcher::OpenMpi | Launcher::Mpich);
-    let by_mpi = by_mpi || workers.transport.by_mpi();
+    let by_mpi = rank_info.launcher.is_mpi() || workers.transport.by_mpi();
     // MPI_Init waits for all ranks without a timeout: until it returns, the startup watch finds out who is missing.
     let startup_watch = by_mpi.then(|| StartupWatch::begin(rank_info, &environment, workers.heartbeat_ms));
     let joined = join_under_launcher(rank_info, workers, by_mpi, introduction);
@@ -363,6 +374,9 @@ fn show(view: &mut Progress, notice: &Notice) {
         }
         Notice::Slow(lag) => view.note(&lag.to_string()),
         Notice::Interrupted => view.interrupted(),
+        Notice::Suspended { ms } => view.note(&format!(
+            "note: this launcher did not run for {ms} ms: it was suspended, or its machine is overloaded"
+        )),
         Notice::Lost { text, .. } => view.note(text),
         Notice::Spare { rank, host } => view.note(&format!("worker {rank} on {host} has joined")),
         Notice::Resumed(resumed) if resumed.generation > 0 => view.note(&resumed.to_string()),

@@ -1082,3 +1082,113 @@ fn a_gpu_gives_one_digest_however_it_is_used() {
         assert_eq!(digest(args), first, "{args:?}");
     }
 }
+
+/// Runs a shell's words in a directory, in which `$0` is the binary.
+fn shell(dir: &Path, words: &str) -> Output {
+    Command::new("sh").current_dir(dir).args(["-c", words, KOLO]).output().expect("a shell")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_name_cannot_look_like_a_message() {
+    let dir = tempdir();
+    let name = "a\nerror: all is lost\n  hint: give up";
+    let job = format!("[model]\nkind = \"mlp\"\n[data]\nsource = '''{name}.csv'''\n");
+    std::fs::write(dir.path().join("job.toml"), &job).unwrap();
+    std::fs::write(dir.path().join(format!("{name}.csv")), "a,b\n1,2\nx,y,z\n").unwrap();
+    std::fs::write(dir.path().join(format!("{name}.toml")), "[model]\nkind = 3\n").unwrap();
+    let commands: [&[&str]; 6] = [
+        &["train", "job.toml"],
+        &["train", "job.toml", "--set", &format!("data.source={name}-that-is-missing.csv")],
+        &["train", &format!("{name}.toml")],
+        &["train", &format!("{name}-that-is-missing.toml")],
+        &["ckpt", "ls", name],
+        &["eval", name],
+    ];
+    for command in commands {
+        let output = run_in(dir.path(), command);
+        let said = stderr(&output);
+        assert!(!output.status.success(), "{command:?}: {said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("error:")).count(), 1, "{command:?}: {said}");
+        assert!(said.starts_with("error: "), "{command:?}: {said}");
+    }
+    let missing = run_in(dir.path(), &["train", &format!("{name}-that-is-missing.toml")]);
+    let shown = r"error: a\u000aerror: all is lost\u000a  hint: give up-that-is-missing.toml: job file not found";
+    assert!(stderr(&missing).starts_with(shown), "{}", stderr(&missing));
+}
+
+/// Nobody is at the other end, and nothing waits for somebody.
+#[test]
+fn pipes_are_refused_where_files_are_expected() {
+    let dir = tempdir();
+    let job = example("playground");
+    let words = ["train", &job, "--quiet", "--set", "train.epochs=1", "--out", "run"];
+    stdout_of(dir.path(), &words);
+    let pipe = |name: &str| {
+        let _ = std::fs::remove_file(dir.path().join(name));
+        assert!(Command::new("mkfifo").arg(dir.path().join(name)).status().expect("mkfifo").success());
+    };
+    ["pipe", "run/metrics.jsonl"].into_iter().for_each(pipe);
+    std::fs::create_dir(dir.path().join("elastic")).unwrap();
+    pipe("elastic/join");
+    let resume = [&words[..], &["--resume", "--set", "train.epochs=2"]].concat();
+    let commands: [&[&str]; 4] = [&["train", "pipe"], &["plan", "--calibrate", "pipe"], &["join", "elastic"], &resume];
+    for command in commands {
+        let output = run_in(dir.path(), command);
+        assert!(
+            !output.status.success() && stderr(&output).contains("it is not a regular file"),
+            "{}",
+            stderr(&output)
+        );
+    }
+    // What a shell opens is read once, by one process.
+    std::fs::copy(&job, dir.path().join("job.toml")).unwrap();
+    let piped = |more: &str| {
+        shell(
+            dir.path(),
+            &format!("cat job.toml | \"$0\" train /dev/stdin --quiet --no-out --set train.epochs=1 {more}"),
+        )
+    };
+    assert!(piped("").status.success(), "{}", stderr(&piped("")));
+    let refused = piped("-n 2");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).starts_with("error: /dev/stdin: this job file can be read once"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_directory_must_have_a_name_in_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempdir();
+    let out = std::ffi::OsStr::from_bytes(b"out-\xff");
+    let mut command = Command::new(KOLO);
+    command.current_dir(dir.path()).args(["train", &example("playground"), "--out"]).arg(out);
+    let output = command.output().expect("the binary runs");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    assert!(
+        stderr(&output).contains("the name is not UTF-8 text\n  hint: name another directory"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(!dir.path().join(out).exists());
+}
+
+/// The system's own way to end a process at a limit leaves nothing but a core dump.
+#[test]
+fn limits_of_the_system_are_told() {
+    let dir = tempdir();
+    let job = example("playground");
+    let output =
+        shell(dir.path(), &format!("ulimit -f 2; \"$0\" train {job} --quiet --out small --set train.epochs=1"));
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("File too large") && said.contains("(`ulimit -f`)"), "{said}");
+    let long = "--set train.epochs=1000000 --set train.eval_every=1000000";
+    let output = shell(dir.path(), &format!("ulimit -St 1; \"$0\" train {job} {long} --out long"));
+    let said = stderr(&output);
+    assert!(said.contains("stopping after this step: the limit on processor time (`ulimit -t`) is reached"), "{said}");
+    assert_eq!(json_at(&dir.path().join("long/report.json"))["ended"], "interrupted");
+    assert!(output.status.code().is_some(), "{:?}", output.status);
+}

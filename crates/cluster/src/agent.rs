@@ -4,6 +4,7 @@
 //! Invariant: no worker outlives the agent.
 
 use crate::agent_message::{AgentMessage, GREETING, StartWorkers};
+use crate::compute::ComputeWatch;
 use crate::control_link::ControlLink;
 use crate::deadlines::Deadlines;
 use crate::launcher;
@@ -47,6 +48,9 @@ struct Agent {
     /// All that workers printed has been taken.
     drained: bool,
     timeout: HeartbeatTimeout,
+    /// The same for workers that hear of their coordinator, and end by themselves if its host does not answer.
+    patience: HeartbeatTimeout,
+    compute: ComputeWatch,
     /// The launcher said that it will be silent.
     suspended: bool,
     heartbeat_sent: Instant,
@@ -106,6 +110,8 @@ fn serve(mut pipe: Pipe) -> Result<(), Fault> {
         pieces,
         drained: false,
         timeout,
+        patience: HeartbeatTimeout::new(now, deadlines.suspended_ms()),
+        compute: ComputeWatch::new(deadlines),
         suspended: false,
         heartbeat_sent: now,
     };
@@ -178,10 +184,7 @@ impl Agent {
     fn watch(&mut self) {
         let mut left = self.workers.len();
         // Of an elastic job's workers any may be started again.
-        while (left > 0 || self.again.is_some())
-            && self.pipe.open
-            && (self.suspended || !self.timeout.expired(Instant::now()))
-        {
+        while (left > 0 || self.again.is_some()) && self.pipe.open && !self.is_orphan() {
             self.run_once(self.deadlines.tick_ms());
             for local in 0..self.workers.len() {
                 while let Some(change) = self.workers[local].look() {
@@ -200,6 +203,18 @@ impl Agent {
         }
     }
 
+    /// Whether the launcher counts as gone. If it is only suspended its host answers, which the workers see, and not this
+    /// process: as long as any of them goes on, so does this host. Those that are stopped cannot see it.
+    fn is_orphan(&mut self) -> bool {
+        let now = Instant::now();
+        let (silent, for_long) = (self.timeout.expired(now), self.patience.expired(now));
+        if self.suspended || !silent {
+            return false;
+        }
+        self.workers.iter().filter(|worker| worker.is_stopped()).for_each(|worker| worker.signal(libc::SIGKILL));
+        for_long || self.workers.iter().all(|worker| worker.has_ended())
+    }
+
     fn run_once(&mut self, at_most_ms: u64) {
         crate::poll::poll(&self.pipe.interests(), at_most_ms);
         self.drain();
@@ -210,7 +225,11 @@ impl Agent {
         self.pipe.flush();
         for order in self.pipe.receive().unwrap_or_default() {
             self.timeout.reset(Instant::now());
+            self.patience.reset(Instant::now());
             self.handle(order);
+        }
+        for (local, load) in self.compute.look(&self.workers) {
+            self.pipe.send(&AgentMessage::Computed { rank: self.first_rank + local, load });
         }
     }
 

@@ -4,6 +4,7 @@
 //! before it. The key of the job comes with the first order, and is in no argument or variable.
 
 use crate::codec::{ReadMessage, Writer};
+use crate::compute::HostLoad;
 use crate::logs::OutputStream;
 use crate::message::KeyBytes;
 use crate::process::Change;
@@ -62,6 +63,11 @@ pub(crate) enum AgentMessage {
         rank: usize,
         source: OutputStream,
         bytes: Vec<u8>,
+    },
+    /// A worker's process has computed since this was last said.
+    Computed {
+        rank: usize,
+        load: HostLoad,
     },
     /// The agent cannot do what it was told.
     Unable {
@@ -179,6 +185,10 @@ impl AgentMessage {
                 out.0.push(7);
                 out.u32(*rank as u32);
             }
+            AgentMessage::Computed { rank, load } => {
+                out.0.push(8);
+                [*rank as u32, load.average_tenths, load.cores].into_iter().for_each(|number| out.u32(number));
+            }
         }
         let length = (out.0.len() - 4) as u32;
         out.0[..4].copy_from_slice(&length.to_le_bytes());
@@ -201,6 +211,10 @@ impl AgentMessage {
             5 => AgentMessage::Unable { text: body.text()? },
             6 => AgentMessage::Suspend,
             7 => AgentMessage::Restart { rank: body.rank()? },
+            8 => {
+                let rank = body.rank()?;
+                AgentMessage::Computed { rank, load: HostLoad { average_tenths: body.u32()?, cores: body.u32()? } }
+            }
             _ => return None,
         })
     }
@@ -253,6 +267,7 @@ mod tests {
             AgentMessage::Unable { text: "no".into() },
             AgentMessage::Suspend,
             AgentMessage::Restart { rank: 5 },
+            AgentMessage::Computed { rank: 3, load: HostLoad { average_tenths: 302, cores: 2 } },
         ]
     }
 

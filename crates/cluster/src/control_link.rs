@@ -12,6 +12,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// Unsent bytes that may pile up before a link counts as dead.
 const PENDING_BYTES_MAX: usize = 64 << 20;
@@ -47,6 +48,24 @@ impl Socket {
             Socket::Tcp(stream) => stream.write(bytes),
         }
     }
+}
+
+/// When the last acknowledgement came.
+#[cfg(target_os = "linux")]
+fn acknowledged_ago(stream: &TcpStream) -> Option<Duration> {
+    // SAFETY: a zeroed structure is a valid place for the answer, which is no longer than `length` says.
+    unsafe {
+        let mut info: libc::tcp_info = std::mem::zeroed();
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        let place = std::ptr::from_mut(&mut info).cast();
+        let answer = libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &mut length);
+        (answer == 0).then(|| Duration::from_millis(info.tcpi_last_ack_recv.into()))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn acknowledged_ago(_: &TcpStream) -> Option<Duration> {
+    None
 }
 
 /// The two directions of an authenticated session.
@@ -101,6 +120,13 @@ impl ControlLink {
     /// Whether the other end may still hear or say something.
     pub fn open(&self) -> bool {
         self.open
+    }
+
+    /// Whether the system at the other end has acknowledged what we send within this time, although the process there may be
+    /// suspended and read nothing. Of a link on this host, nobody can tell.
+    pub fn is_acknowledged(&self, within: Duration) -> bool {
+        let Socket::Tcp(stream) = &self.socket else { return false };
+        self.open && acknowledged_ago(stream).is_some_and(|ago| ago < within)
     }
 
     pub fn close(&mut self) {

@@ -3,6 +3,7 @@
 //! A pure core that whoever moves the bytes drives: the local supervisor, the thread in rank 0 of a job that somebody else
 //! started, and the simulator. Messages of another job or generation have no effect.
 
+use crate::compute::HostLoad;
 use crate::deadlines::Deadlines;
 use crate::membership::{Membership, MembershipAction, MembershipEvent, Verdict};
 use crate::message::{ControlMessage, Envelope, Hello};
@@ -46,6 +47,11 @@ pub enum CoordinatorEvent {
     },
     Continued {
         rank: usize,
+    },
+    /// A rank's process has computed since this was last said; its host's load.
+    Computed {
+        rank: usize,
+        load: HostLoad,
     },
     /// A rank's process cannot be reached or watched any more.
     Trouble {
@@ -102,6 +108,8 @@ pub enum Notice {
     Spare { rank: usize, host: String },
     /// The ranks were asked to end.
     Interrupted,
+    /// This launcher itself did not run for so long: it was suspended, or its machine is overloaded.
+    Suspended { ms: u64 },
     /// The job ends before its time, for this reason. The verdict, which follows when all are gone, has it too. `shown` if
     /// another rank has shown it already.
     Ending { text: String, shown: bool },
@@ -217,6 +225,9 @@ impl Coordinator {
             }
             CoordinatorEvent::Continued { rank } => {
                 self.update_membership(now_ms, MembershipEvent::Continued { rank }, &mut actions)
+            }
+            CoordinatorEvent::Computed { rank, load } => {
+                self.update_membership(now_ms, MembershipEvent::Computed { rank, load }, &mut actions)
             }
             CoordinatorEvent::Trouble { rank, why } => {
                 self.update_membership(now_ms, MembershipEvent::Trouble { rank, why }, &mut actions)

@@ -8,6 +8,7 @@ use crate::elastic::ElasticOptions;
 use crate::ending_mark::EndingMark;
 use crate::join::NoticeObserver;
 use crate::listener::Listener;
+use crate::startup_watch::AnnouncedRanks;
 use kolo_comm::Fault;
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -33,14 +34,26 @@ pub(crate) struct MeetingFiles {
     /// Where the others find this process, until all have.
     pub credentials: Option<PathBuf>,
     pub mark: Option<EndingMark>,
+    /// Those who have not come yet.
+    pub announced: Option<AnnouncedRanks>,
 }
 
-/// Without processes to watch, links are all there is.
-struct LinksOnly;
+/// Without processes to watch, links are all there is, and before they stand what ranks announce.
+struct LinksOnly {
+    announced: Option<AnnouncedRanks>,
+}
+
+impl LinksOnly {
+    fn look_no_more(&mut self) {
+        self.announced.take().iter().for_each(AnnouncedRanks::sweep);
+    }
+}
 
 impl ProcessControl for LinksOnly {
     fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
-        Vec::new()
+        let Some((rank, why)) = self.announced.as_mut().and_then(AnnouncedRanks::lost) else { return Vec::new() };
+        self.look_no_more();
+        vec![(rank, ProcessEvent::Trouble(why))]
     }
 
     fn signal(&mut self, _: usize, _: i32) {}
@@ -62,7 +75,7 @@ impl CoordinatorThread {
         elastic: Option<ElasticOptions>,
     ) -> Result<Self, Fault> {
         let ending = Arc::new(AtomicBool::new(false));
-        let MeetingFiles { credentials: file, mark } = files;
+        let MeetingFiles { credentials: file, mark, announced } = files;
         let (flag, left) = (Arc::clone(&ending), file.clone());
         let serve = move || {
             let joined = Cell::new(false);
@@ -78,17 +91,22 @@ impl CoordinatorThread {
                 }
             };
             let (links, listener) = (vec![own], Some(listener));
+            // An elastic job has its own way with those who do not come.
+            let processes = LinksOnly { announced: announced.filter(|_| elastic.is_none()) };
             let mut driver = match elastic {
-                None => Driver::new(config, links, listener, LinksOnly, &mut observe),
+                None => Driver::new(config, links, listener, processes, &mut observe),
                 Some(elastic) => {
                     let hosts = vec![String::new(); config.world];
                     let core = Box::new(elastic.core(config.job, config.deadlines, &hosts, false));
-                    Driver::with_core(core, (config.deadlines, false), links, listener, LinksOnly, &mut observe)
+                    Driver::with_core(core, (config.deadlines, false), links, listener, processes, &mut observe)
                 }
             };
             let heartbeat = Duration::from_millis(config.deadlines.heartbeat_ms);
             let mut looked = Instant::now();
             while driver.run_once([]).is_none() {
+                if joined.get() {
+                    driver.processes.look_no_more();
+                }
                 if joined.get() || looked.elapsed() < heartbeat {
                     continue;
                 }

@@ -34,6 +34,12 @@ impl Deadlines {
         self.heartbeat_ms * 2
     }
 
+    /// Silence of a coordinator whose host still answers, after which a member gives up: its process is suspended, or its
+    /// machine is overloaded, and either may end.
+    pub fn suspended_ms(self) -> u64 {
+        self.stall_ms()
+    }
+
     /// Time for stronger evidence to come.
     pub fn settle_ms(self) -> u64 {
         (self.heartbeat_ms / 20).max(1)

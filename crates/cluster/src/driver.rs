@@ -1,5 +1,6 @@
 //! Moves the bytes between the coordinator and its members, and carries out what it decides.
 
+use crate::compute::HostLoad;
 use crate::control_link::ControlLink;
 use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, CoordinatorEvent, Core, Notice};
 use crate::deadlines::Deadlines;
@@ -7,6 +8,7 @@ use crate::listener::Listener;
 use crate::membership::Verdict;
 use crate::process::{self, Change};
 use crate::rank_state::Exit;
+use crate::timeout::SuspensionDetector;
 use kolo_comm::Fault;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -16,6 +18,8 @@ use std::time::Instant;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ProcessEvent {
     Change(Change),
+    /// It has computed since this was last said.
+    Computed(HostLoad),
     /// It cannot be reached or watched any more, for this reason.
     Trouble(String),
 }
@@ -48,6 +52,8 @@ pub(crate) struct Driver<'o, H> {
     listener: Option<Listener>,
     next_link: usize,
     start: Instant,
+    /// Whether this process itself was suspended.
+    suspension: SuspensionDetector,
     observer: &'o mut dyn FnMut(&Notice),
     verdict: Option<Verdict>,
 }
@@ -77,7 +83,21 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
         let next_link = links.len();
         let links = links.into_iter().enumerate().collect();
         let start = Instant::now();
-        Self { processes, deadlines, supervised, core, links, listener, next_link, start, observer, verdict: None }
+        let suspension = SuspensionDetector::new(start, deadlines.orphan_ms());
+        let verdict = None;
+        Self {
+            processes,
+            deadlines,
+            supervised,
+            core,
+            links,
+            listener,
+            next_link,
+            start,
+            suspension,
+            observer,
+            verdict,
+        }
     }
 
     /// The host of each rank, as far as it is known before they come.
@@ -91,6 +111,7 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
         entries.extend(self.listener.iter().flat_map(Listener::interests));
         self.processes.interests(&mut entries);
         crate::poll::poll(&entries, self.deadlines.tick_ms());
+        self.notice_suspension();
         self.accept_members();
         self.receive();
         let events = self.processes.events();
@@ -103,6 +124,7 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
                 ProcessEvent::Change(Change::Exited(exit)) => CoordinatorEvent::Exited { rank, exit },
                 ProcessEvent::Change(Change::Stopped) => CoordinatorEvent::Stopped { rank },
                 ProcessEvent::Change(Change::Continued) => CoordinatorEvent::Continued { rank },
+                ProcessEvent::Computed(load) => CoordinatorEvent::Computed { rank, load },
                 ProcessEvent::Trouble(why) => CoordinatorEvent::Trouble { rank, why },
             });
         }
@@ -121,6 +143,16 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
         self.step(CoordinatorEvent::GivenUp { text });
     }
 
+    /// This process did not run for so long that the ranks may have missed it. A coordinator within a rank says so by itself.
+    fn notice_suspension(&mut self) {
+        let before = self.suspension.total();
+        self.suspension.tick(Instant::now());
+        let absent = self.suspension.total().saturating_sub(before);
+        if self.supervised && !absent.is_zero() {
+            (self.observer)(&Notice::Suspended { ms: absent.as_millis() as u64 });
+        }
+    }
+
     /// Ctrl-Z: the ranks stop, then this process; when it goes on, so do they. The time between does not count.
     fn suspend(&mut self) {
         let since = Instant::now();
@@ -128,6 +160,7 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
         process::stop_self();
         self.processes.resume();
         self.start += since.elapsed();
+        self.suspension = SuspensionDetector::new(Instant::now(), self.deadlines.orphan_ms());
     }
 
     fn accept_members(&mut self) {

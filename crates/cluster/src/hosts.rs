@@ -19,7 +19,7 @@ use crate::message::KeyBytes;
 use crate::pipe::Pipe;
 use crate::process::{Change, Process};
 use crate::rank_state::Exit;
-use crate::timeout::HeartbeatTimeout;
+use crate::timeout::{HeartbeatTimeout, SuspensionDetector};
 use kolo_base::lock;
 use kolo_comm::{Fault, JobKey};
 use std::io::Read;
@@ -116,6 +116,8 @@ struct Remotes {
     log_writer: LogWriter,
     deadlines: Deadlines,
     heartbeat_sent: Instant,
+    /// Whether this process itself was suspended.
+    suspension: SuspensionDetector,
 }
 
 /// Starts the agents and returns when all workers are gone. The observer sees what happens meanwhile.
@@ -135,7 +137,9 @@ pub fn run(options: &HostsOptions, observer: &mut dyn FnMut(&Notice)) -> Result<
     let files = (0..world).map(|rank| logs.of(rank)).collect::<Result<_, _>>()?;
     let speakers = Speakers::new(options.elastic.is_some());
     let log_writer = LogWriter::start(files, options.echo.clone(), unwritten.clone(), speakers.clone())?;
-    let mut remotes = Remotes { remotes: Vec::new(), log_writer, deadlines, heartbeat_sent: Instant::now() };
+    let (now, suspension_ms) = (Instant::now(), deadlines.orphan_ms());
+    let suspension = SuspensionDetector::new(now, suspension_ms);
+    let mut remotes = Remotes { remotes: Vec::new(), log_writer, deadlines, heartbeat_sent: now, suspension };
     let order = StartWorkers {
         job,
         generation: 0,
@@ -242,7 +246,8 @@ impl Remote {
         events.extend(ranks.iter().map(|rank| (*rank, ProcessEvent::Change(Change::Exited(Exit::Unknown)))));
     }
 
-    fn check(&mut self, deadlines: Deadlines, events: &mut Vec<(usize, ProcessEvent)>) {
+    /// `absent` is how long this process itself was suspended.
+    fn check(&mut self, deadlines: Deadlines, absent: Option<Duration>, events: &mut Vec<(usize, ProcessEvent)>) {
         if self.lost || self.ended.iter().all(|ended| *ended) {
             return;
         }
@@ -260,7 +265,13 @@ impl Remote {
                 Some((exit, _)) => format!("its remote shell: {exit}"),
                 None => "its agent closed the link".into(),
             };
-            self.mark_lost(format!("host {}: {why}{}", self.host, self.stderr_text()), events);
+            let absent = absent.map_or(String::new(), |absent| {
+                format!(
+                    "; this launcher was suspended for {} ms, and that host did not wait for it",
+                    absent.as_millis()
+                )
+            });
+            self.mark_lost(format!("host {}: {why}{}{absent}", self.host, self.stderr_text()), events);
         } else if self.pipe.greeted && self.timeout.expired(Instant::now()) {
             let why = format!("host {}: its agent sent no heartbeat for {} ms", self.host, deadlines.orphan_ms());
             self.mark_lost(why, events);
@@ -319,6 +330,9 @@ impl Remotes {
                     events.push((rank, ProcessEvent::Change(change)));
                 }
             }
+            AgentMessage::Computed { rank, load } if own(rank).is_some() => {
+                events.push((rank, ProcessEvent::Computed(load)));
+            }
             AgentMessage::Output { rank, source, bytes } if own(rank).is_some() => {
                 self.log_writer.write(rank, source, bytes);
             }
@@ -355,6 +369,7 @@ impl Remotes {
 impl ProcessControl for Remotes {
     fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
         let mut events = Vec::new();
+        self.suspension.tick(Instant::now());
         let due = self.heartbeat_sent.elapsed() >= Duration::from_millis(self.deadlines.beat_ms());
         if due {
             self.heartbeat_sent = Instant::now();
@@ -364,7 +379,7 @@ impl ProcessControl for Remotes {
             if due && self.remotes[at].pipe.greeted {
                 self.remotes[at].pipe.send(&AgentMessage::Heartbeat);
             }
-            self.remotes[at].check(self.deadlines, &mut events);
+            self.remotes[at].check(self.deadlines, self.suspension.longest(), &mut events);
         }
         events
     }
@@ -407,6 +422,8 @@ impl ProcessControl for Remotes {
     }
 
     fn resume(&mut self) {
+        // The agents know of this one.
+        self.suspension = SuspensionDetector::new(Instant::now(), self.deadlines.orphan_ms());
         self.signal_all(libc::SIGCONT);
     }
 

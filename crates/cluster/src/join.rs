@@ -19,8 +19,9 @@ use crate::logs;
 use crate::member::{Connected, JobCredentials, Member};
 use crate::message::{ANY_RANK, ControlMessage, Envelope, KeyBytes};
 use crate::rendezvous::JOIN_HEARTBEATS;
-use crate::startup_watch;
+use crate::startup_watch::{self, AnnouncedRanks};
 use crate::timeout::SuspensionDetector;
+use kolo_base::ShownPath;
 use kolo_comm::host::EnvLookup;
 use kolo_comm::{Bootstrap, Fault, JobKey};
 use std::io::{Read, Write};
@@ -66,7 +67,7 @@ impl std::fmt::Debug for Discovery<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Discovery::Bootstrap(_) => f.write_str("through an engine"),
-            Discovery::File(path) => write!(f, "through {}", path.display()),
+            Discovery::File(path) => write!(f, "through {}", path.shown()),
         }
     }
 }
@@ -222,7 +223,8 @@ fn join_as_coordinator(
         Discovery::File(path) => Some(path.clone()),
         Discovery::Bootstrap(_) => None,
     };
-    let files = MeetingFiles { credentials, mark: options.job_file.as_deref().map(EndingMark::new) };
+    let announced = credentials.as_ref().map(|path| AnnouncedRanks::new(path, rank_info, options.heartbeat_ms));
+    let files = MeetingFiles { credentials, mark: options.job_file.as_deref().map(EndingMark::new), announced };
     let coordinator_thread = CoordinatorThread::start(
         config,
         listener,
@@ -354,7 +356,7 @@ fn missing(rank_info: &RankInfo, path: &Path, heartbeat_ms: u64) -> Fault {
     let error = format!(
         "reported by {who}\n  hint: rank 0 did not start or is stopped, or the hosts do not share that file system"
     );
-    Fault::System { what: format!("rank 0 did not write {} within {waited} ms", path.display()), error }
+    Fault::System { what: format!("rank 0 did not write {} within {waited} ms", path.shown()), error }
 }
 
 /// The file of an invitation, which goes with the job.
@@ -420,7 +422,7 @@ impl std::fmt::Debug for Invited {
 impl Invited {
     /// Reads the file of a running job.
     pub fn read(path: &Path) -> Result<Self, Fault> {
-        let from = path.display().to_string();
+        let from = path.shown().to_string();
         let absent = || Fault::System {
             what: format!("reading {from}"),
             error: "there is no such file\n  hint: it is in the --out directory of an elastic job while that runs"
@@ -526,7 +528,7 @@ pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
 
 /// Writes a temporary file and renames it, so that nobody sees half of it.
 fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
-    let refused = |error: std::io::Error| Fault::system(format!("writing {}", path.display()), &error);
+    let refused = |error: std::io::Error| Fault::system(format!("writing {}", path.shown()), &error);
     let directory = path.parent().unwrap_or(Path::new("."));
     make_directory(directory).map_err(refused)?;
     let temporary = path.with_extension(format!("{}.new", std::process::id()));
@@ -543,15 +545,16 @@ fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
 /// The credentials, if the file is there.
 fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
     let bytes = read_private(path)?;
-    bytes.map(|bytes| decode_credentials(&bytes, &path.display().to_string())).transpose()
+    bytes.map(|bytes| decode_credentials(&bytes, &path.shown().to_string())).transpose()
 }
 
 /// The contents of a file for the user alone, if it is there. A file of somebody else is refused.
 pub(crate) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, Fault> {
     // On a network file system, listing the directory makes a client look again.
     let _ = path.parent().map(std::fs::read_dir);
-    let refused = |error: std::io::Error| Fault::system(format!("reading {}", path.display()), &error);
-    let file = match std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+    let refused = |error: std::io::Error| Fault::system(format!("reading {}", path.shown()), &error);
+    let file = match std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
+    {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(refused(error)),
@@ -559,8 +562,11 @@ pub(crate) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, Fault> {
     let about = file.metadata().map_err(refused)?;
     // SAFETY: asks for this process's user.
     let me = unsafe { libc::geteuid() };
-    let from = path.display().to_string();
-    if about.uid() != me || about.mode() & 0o077 != 0 || !about.is_file() {
+    let from = path.shown().to_string();
+    if !about.is_file() {
+        return Err(Fault::Rejected { from, why: "it is not a regular file".into() });
+    }
+    if about.uid() != me || about.mode() & 0o077 != 0 {
         return Err(Fault::Rejected { from, why: "other users can access it".into() });
     }
     let mut bytes = Vec::new();

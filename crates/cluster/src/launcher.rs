@@ -31,6 +31,11 @@ pub enum Launcher {
 }
 
 impl Launcher {
+    /// Whether its MPI connects the ranks.
+    pub fn is_mpi(self) -> bool {
+        matches!(self, Launcher::OpenMpi | Launcher::Mpich)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Launcher::Kolo => "kolo",

@@ -3,6 +3,7 @@
 pub mod agent;
 mod agent_message;
 mod codec;
+pub mod compute;
 mod control_link;
 pub mod coordinator;
 mod coordinator_thread;
@@ -41,7 +42,7 @@ pub use introduction::{Introduction, Manifest};
 pub use launcher::{Launcher, RankInfo, detect};
 pub use local::{LocalOptions, Outcome};
 pub use member::Member;
-pub use printable::printable;
+pub use printable::{one_message, printable};
 
 /// The name of this host, for messages.
 pub fn host_name() -> String {

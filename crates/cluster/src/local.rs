@@ -2,6 +2,7 @@
 //!
 //! Invariant: when [`run`] returns, no worker is left; and if this process dies, however it dies, the kernel ends them.
 
+use crate::compute::ComputeWatch;
 use crate::control_link::ControlLink;
 use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::deadlines::Deadlines;
@@ -13,6 +14,7 @@ use crate::logs::{self, Echo, Logs, OutputStream, Speakers, WriteErrors};
 use crate::membership::Verdict;
 use crate::message::{self, ControlMessage, Envelope, KeyBytes};
 use crate::process::{self, Process, ProcessOutput, StopSignal};
+use kolo_base::ShownPath;
 use kolo_comm::{Fault, JobKey, host};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -66,7 +68,7 @@ impl LocalOptions {
 
 impl std::fmt::Debug for LocalOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} workers of {} {:?}", self.world, self.program.display(), self.arguments)
+        write!(f, "{} workers of {} {:?}", self.world, self.program.shown(), self.arguments)
     }
 }
 
@@ -102,7 +104,7 @@ impl Outcome {
             let path = logs::log_path(out, rank);
             let tail = logs::tail(&path);
             if !tail.is_empty() {
-                text += &format!("\n  the end of {}:\n    {}", path.display(), tail.replace('\n', "\n    "));
+                text += &format!("\n  the end of {}:\n    {}", path.shown(), tail.replace('\n', "\n    "));
             }
         }
         Some(text)
@@ -256,13 +258,15 @@ impl Starter<'_> {
 /// The processes themselves.
 struct LocalProcesses<'o> {
     starter: Starter<'o>,
+    compute: ComputeWatch,
     processes: Vec<Process>,
     copies: Vec<JoinHandle<()>>,
 }
 
 impl<'o> LocalProcesses<'o> {
     fn new(starter: Starter<'o>) -> Self {
-        Self { starter, processes: Vec::new(), copies: Vec::new() }
+        let compute = ComputeWatch::new(Deadlines { heartbeat_ms: starter.options.heartbeat_ms });
+        Self { starter, compute, processes: Vec::new(), copies: Vec::new() }
     }
 
     fn launch(&mut self, rank: usize) -> Result<ControlLink, Fault> {
@@ -283,7 +287,10 @@ impl ProcessControl for LocalProcesses<'_> {
     fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
         let look =
             |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, ProcessEvent::Change(change)));
-        self.processes.iter_mut().enumerate().filter_map(look).collect()
+        let mut events: Vec<(usize, ProcessEvent)> = self.processes.iter_mut().enumerate().filter_map(look).collect();
+        let computed = self.compute.look(&self.processes);
+        events.extend(computed.into_iter().map(|(rank, load)| (rank, ProcessEvent::Computed(load))));
+        events
     }
 
     fn signal(&mut self, rank: usize, signal: i32) {

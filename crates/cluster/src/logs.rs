@@ -6,6 +6,7 @@
 use crate::coordinator::Notice;
 use crate::poll;
 use crate::printable;
+use kolo_base::ShownPath;
 use kolo_base::lock;
 use kolo_comm::Fault;
 use std::fs::{File, OpenOptions, Permissions};
@@ -96,11 +97,11 @@ impl RankLog {
             file.set_permissions(Permissions::from_mode(LOG_MODE))?;
             file.set_len(0)?;
         }
-        Ok(Self { file, name: path.display().to_string() })
+        Ok(Self { file, name: path.shown().to_string() })
     }
 
     fn unnamed(rank: usize) -> std::io::Result<Self> {
-        let name = format!("the log of rank {rank} in {}", std::env::temp_dir().display());
+        let name = format!("the log of rank {rank} in {}", std::env::temp_dir().shown());
         Ok(Self { file: tempfile::tempfile()?, name })
     }
 
@@ -130,13 +131,11 @@ impl Logs {
     pub fn create(out: Option<&PathBuf>, world: usize) -> Result<Self, Fault> {
         let refused = |what: String| move |error: std::io::Error| Fault::system(format!("writing {what}"), &error);
         if let Some(out) = out {
-            std::fs::create_dir_all(out).map_err(refused(out.display().to_string()))?;
+            std::fs::create_dir_all(out).map_err(refused(out.shown().to_string()))?;
         }
         let create = |rank: usize| match out {
-            Some(out) => {
-                RankLog::named(&log_path(out, rank)).map_err(refused(log_path(out, rank).display().to_string()))
-            }
-            None => RankLog::unnamed(rank).map_err(refused(format!("a log in {}", std::env::temp_dir().display()))),
+            Some(out) => RankLog::named(&log_path(out, rank)).map_err(refused(log_path(out, rank).shown().to_string())),
+            None => RankLog::unnamed(rank).map_err(refused(format!("a log in {}", std::env::temp_dir().shown()))),
         };
         Ok(Self { out: out.cloned(), logs: (0..world).map(create).collect::<Result<_, _>>()? })
     }

@@ -367,6 +367,14 @@ pub(crate) fn lost(why: &str) -> Fault {
     Fault::System { what: "the coordinator of the job was lost".into(), error }
 }
 
+/// Nothing was heard of it, which says nothing of the job.
+pub(crate) fn unheard(why: &str) -> Fault {
+    let error = format!(
+        "{why}\n  hint: the link to it was lost, or it has ended. If the job goes on there, join it again; otherwise continue from its newest checkpoint with --resume"
+    );
+    Fault::System { what: "the coordinator of the job was lost".into(), error }
+}
+
 /// The socket that our parent left open for us. It is taken once, and no process started from here inherits it.
 fn inherited(descriptor: RawFd) -> Result<UnixStream, Fault> {
     static TAKEN: AtomicBool = AtomicBool::new(false);

@@ -3,7 +3,7 @@
 use crate::control_link::ControlLink;
 use crate::deadlines::Deadlines;
 use crate::ending_mark::LossReporter;
-use crate::member::lost;
+use crate::member::{lost, unheard};
 use crate::message::{Assignment, ControlMessage, Envelope, RosterEntry};
 use crate::timeout::HeartbeatTimeout;
 use kolo_base::{lock, wait_timeout};
@@ -321,6 +321,7 @@ impl MonitorState {
 
     fn serve(&self, wake: &UnixStream) {
         let mut timeout = HeartbeatTimeout::new(Instant::now(), self.deadlines.orphan_ms());
+        let mut patience = HeartbeatTimeout::new(Instant::now(), self.deadlines.suspended_ms());
         let mut beaten = Instant::now();
         let beat = Duration::from_millis(self.deadlines.beat_ms());
         let tick = Duration::from_millis(self.deadlines.tick_ms());
@@ -328,11 +329,11 @@ impl MonitorState {
         while !self.closing.load(Ordering::Acquire) {
             if self.receive_all() {
                 timeout.reset(Instant::now());
+                patience.reset(Instant::now());
             }
-            if !self.supervised && timeout.expired(Instant::now()) {
-                let silence_ms = self.deadlines.orphan_ms();
-                let why = "its process is stopped or its host is unreachable";
-                self.abandon(self.lost(&format!("no heartbeat for {silence_ms} ms; {why}")));
+            let (silent, for_long) = (timeout.expired(Instant::now()), patience.expired(Instant::now()));
+            if !self.supervised && silent {
+                self.give_up_silent(for_long);
             }
             if beaten.elapsed() >= beat {
                 beaten = Instant::now();
@@ -344,6 +345,27 @@ impl MonitorState {
             }
             let at_most = if aborted.is_some() { tick } else { beat.saturating_sub(beaten.elapsed()) };
             self.pause(wake, at_most);
+        }
+    }
+
+    /// The coordinator is silent. As long as its host answers, it is only suspended, and nobody is cut off.
+    fn give_up_silent(&self, for_long: bool) {
+        let silence = Duration::from_millis(self.deadlines.orphan_ms());
+        let answers = !self.in_rank_0 && lock(&self.link).is_acknowledged(silence);
+        match (answers, for_long) {
+            (true, false) => {}
+            (true, true) => {
+                let waited_ms = self.deadlines.suspended_ms();
+                let why =
+                    format!("no heartbeat for {waited_ms} ms; its process is suspended, as its host still answers");
+                self.abandon(self.lost(&why));
+            }
+            (false, _) => {
+                let silence_ms = silence.as_millis();
+                let why =
+                    format!("no heartbeat for {silence_ms} ms; its process is stopped or its host is unreachable");
+                self.abandon(if self.in_rank_0 { self.lost(&why) } else { unheard(&why) });
+            }
         }
     }
 

@@ -19,14 +19,32 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 }
 
 fn is_hidden(letter: char) -> bool {
-    let turns =
-        matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    turns || (letter.is_control() && letter != '\n' && letter != '\t')
+    kolo_base::is_hidden(letter) && letter != '\n' && letter != '\t'
+}
+
+/// A message whose further lines are indented, as those of every message are: what it quotes cannot look like another one.
+pub fn one_message(text: &str) -> Cow<'_, str> {
+    if text.lines().skip(1).all(|line| line.is_empty() || line.starts_with(' ')) {
+        return Cow::Borrowed(text);
+    }
+    let mut lines = text.lines();
+    let mut shown = lines.next().unwrap_or_default().to_string();
+    for line in lines {
+        shown += if line.is_empty() || line.starts_with(' ') { "\n" } else { "\n  " };
+        shown += line;
+    }
+    Cow::Owned(shown)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_has_one_first_line() {
+        assert!(matches!(one_message("a: b\n  hint: c\n    d"), Cow::Borrowed(_)));
+        assert_eq!(one_message("a\nerror: all is lost\n  hint: c"), "a\n  error: all is lost\n  hint: c");
+    }
 
     #[test]
     fn what_a_terminal_would_obey_is_shown() {

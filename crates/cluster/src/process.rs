@@ -9,12 +9,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 /// A started process and the group it leads.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     exit: Option<Exit>,
+    stopped: bool,
 }
 
 /// What became of a process since we last asked.
@@ -63,7 +65,7 @@ impl Process {
                 _ => Fault::thread(what, &error),
             }
         })?;
-        Ok(Self { child, exit: None })
+        Ok(Self { child, exit: None, stopped: false })
     }
 
     pub fn child(&mut self) -> &mut Child {
@@ -115,8 +117,30 @@ impl Process {
         }
     }
 
+    /// Whether it was stopped when it was last looked at.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Whether it had ended when it was last looked at.
+    pub fn has_ended(&self) -> bool {
+        self.exit.is_some()
+    }
+
+    /// Processor time that all its threads have used.
+    pub fn processor_time(&self) -> Option<Duration> {
+        let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        // SAFETY: both pointers are to live values. A process that is gone has no clock, which is an error.
+        let read = self.exit.is_none()
+            && unsafe {
+                libc::clock_getcpuclockid(self.id(), &mut clock) == 0 && libc::clock_gettime(clock, &mut time) == 0
+            };
+        read.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    }
+
     fn change(&mut self, status: i32) -> Change {
-        if libc::WIFSTOPPED(status) {
+        self.stopped = libc::WIFSTOPPED(status);
+        if self.stopped {
             return Change::Stopped;
         }
         if libc::WIFCONTINUED(status) {

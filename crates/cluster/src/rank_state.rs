@@ -1,5 +1,6 @@
 //! What the coordinator knows of one rank, and how it says so.
 
+use crate::compute::HostLoad;
 use kolo_comm::call::Fingerprint;
 use kolo_comm::fault::rank_name;
 use kolo_comm::watch::Activity;
@@ -32,6 +33,9 @@ pub struct RankState {
     pub spoke_ms: u64,
     /// When it was at which step: two moments, at least a heartbeat apart.
     pub marks: [(u64, u64); 2],
+    /// When its process was last seen to compute, by whoever started it, and how crowded its host was.
+    pub computed_ms: Option<u64>,
+    pub load: HostLoad,
     /// Since when its process is stopped.
     pub stopped_ms: Option<u64>,
     pub finished: bool,
@@ -123,6 +127,8 @@ impl RankState {
             activity: Activity { step: 0, progress: 0, call: None, in_call: false, waits: false },
             spoke_ms: now_ms,
             marks: [(now_ms, 0); 2],
+            computed_ms: None,
+            load: HostLoad::default(),
             stopped_ms: None,
             finished: false,
             reported: false,

@@ -88,6 +88,11 @@ impl StartupCheck {
 
     /// What a look at all ranks shows to be wrong, if anything is.
     pub fn look(&mut self, now_ms: u64, observations: Vec<Observation>) -> Option<Fault> {
+        self.gone(now_ms, observations).or_else(|| self.late(now_ms).then(|| self.missing(now_ms)).flatten())
+    }
+
+    /// A rank that a look at all ranks shows to have come and gone.
+    pub fn gone(&mut self, now_ms: u64, observations: Vec<Observation>) -> Option<Fault> {
         self.forgive(now_ms);
         for observation in observations.into_iter().filter(|observation| observation.rank < self.world) {
             let seen = matches!(observation.process, ProcessState::Runs | ProcessState::Stopped);
@@ -100,7 +105,7 @@ impl StartupCheck {
             };
             self.records.insert(record.observation.rank, record);
         }
-        self.silent(now_ms).or_else(|| self.late(now_ms).then(|| self.missing(now_ms)).flatten())
+        self.silent(now_ms)
     }
 
     /// A rank that came and went silent.

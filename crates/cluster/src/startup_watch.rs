@@ -22,6 +22,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Longest file of a rank.
 const FILE_BYTES_MAX: u64 = 512;
+/// What follows the job's name in that of the directory.
+const DIRECTORY: &str = "start";
 /// The mark of the rank that says what is wrong.
 const MARK: &str = "told";
 /// Clocks of file servers differ.
@@ -39,6 +41,15 @@ impl StartupWatch {
     /// From now on until this is dropped, this process ends with a message if a rank is missing. Without a directory that can
     /// be written, only the deadline is left.
     pub fn begin(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64) -> Self {
+        Self::start(rank_info, lookup, heartbeat_ms, true)
+    }
+
+    /// From now on until this is dropped, others see that this process lives, before it has come to join them. It judges nobody.
+    pub fn announce(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64) -> Self {
+        Self::start(rank_info, lookup, heartbeat_ms, false)
+    }
+
+    fn start(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64, judges: bool) -> Self {
         let directory = directory(rank_info, lookup).filter(|path| make_directory(path).is_ok());
         let file = directory.as_ref().map(|path| path.join(rank_info.rank.to_string()));
         let (end, ended) = channel();
@@ -54,6 +65,7 @@ impl StartupWatch {
             begin: Instant::now(),
             began: SystemTime::now(),
             count: 0,
+            judges,
         };
         watcher.write();
         let watch = move || watcher.watch(&|pause| ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout));
@@ -96,6 +108,8 @@ struct Watcher {
     begin: Instant,
     began: SystemTime,
     count: u64,
+    /// Whether it says who is missing, and ends this process.
+    judges: bool,
 }
 
 impl Watcher {
@@ -104,6 +118,9 @@ impl Watcher {
         while wait(self.heartbeat / 2) {
             self.count += 1;
             self.write();
+            if !self.judges {
+                continue;
+            }
             if self.is_told() {
                 // Another rank has said what is wrong. It goes first, as it tidies up.
                 std::thread::sleep(3 * self.heartbeat);
@@ -131,7 +148,7 @@ impl Watcher {
 
     fn write(&self) {
         let Some(directory) = &self.directory else { return };
-        let text = format!("{} {} {}\n", crate::host_name(), std::process::id(), self.count);
+        let text = line(&crate::host_name(), std::process::id(), self.count, &process_space());
         // Renamed when it is whole: whoever looks finds the old line or the new one.
         let fresh = directory.join(format!("{}.new", self.rank));
         let open = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh);
@@ -141,16 +158,8 @@ impl Watcher {
     }
 
     fn observations(&self) -> Vec<Observation> {
-        (0..self.startup_check.world).filter_map(|rank| self.observation(rank)).collect()
-    }
-
-    fn observation(&self, rank: usize) -> Option<Observation> {
-        let path = self.directory.as_ref()?.join(rank.to_string());
-        let mut text = String::new();
-        std::fs::File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
-        let [host, pid, count] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
-        let process = if host == self.startup_check.host { process(pid.parse().ok()?) } else { ProcessState::Unknown };
-        Some(Observation { rank, host: host.to_string(), count: count.parse().ok()?, process })
+        let (world, space) = (self.startup_check.world, process_space());
+        self.directory.iter().flat_map(|directory| observations(directory, world, &space)).collect()
     }
 
     /// Says what is wrong, unless another rank does, and ends this process.
@@ -174,6 +183,75 @@ impl Watcher {
             let _ = std::fs::remove_dir_all(path);
         }
         end();
+    }
+}
+
+/// What a rank's file holds.
+fn line(host: &str, pid: u32, count: u64, space: &str) -> String {
+    format!("{host} {pid} {count} {space}\n")
+}
+
+/// Where a process's number means a process: in one name space of one running kernel. Hosts that were made from one image have
+/// one name, and containers of one host have processes of their own.
+fn process_space() -> String {
+    let kernel = kolo_comm::host::kernel().unwrap_or_else(crate::host_name);
+    let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{kernel}/{}", space.to_string_lossy())
+}
+
+/// What the files of all ranks show in this space.
+fn observations(directory: &Path, world: usize, space: &str) -> Vec<Observation> {
+    (0..world).filter_map(|rank| observation(directory, rank, space)).collect()
+}
+
+fn observation(directory: &Path, rank: usize, own: &str) -> Option<Observation> {
+    let mut text = String::new();
+    let file = kolo_base::open_regular(&directory.join(rank.to_string())).ok()?;
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    let [host, pid, count, space] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
+    let process = if space == own { process(pid.parse().ok()?) } else { ProcessState::Unknown };
+    Some(Observation { rank, host: host.to_string(), count: count.parse().ok()?, process })
+}
+
+/// The coordinator's look at the ranks of its own host that have announced themselves and not come yet. Those of other hosts
+/// it sees late, if at all: file servers may show old files for a minute.
+#[derive(Debug)]
+pub(crate) struct AnnouncedRanks {
+    directory: PathBuf,
+    startup_check: StartupCheck,
+    heartbeat: Duration,
+    begin: Instant,
+    looked: Instant,
+}
+
+impl AnnouncedRanks {
+    /// Of the job whose ranks meet through this file.
+    pub fn new(meeting: &Path, rank_info: &RankInfo, heartbeat_ms: u64) -> Self {
+        let name = format!("{}.{DIRECTORY}", meeting.file_name().unwrap_or_default().to_string_lossy());
+        let host = crate::host_name();
+        let startup_check = StartupCheck::new(&host, rank_info.world, rank_info.local_world, heartbeat_ms, 0);
+        let (heartbeat, now) = (Duration::from_millis(heartbeat_ms), Instant::now());
+        Self { directory: meeting.with_file_name(name), startup_check, heartbeat, begin: now, looked: now }
+    }
+
+    /// A rank that had begun to start and is gone or stopped, and why it is lost. Looks about twice a heartbeat.
+    pub fn lost(&mut self) -> Option<(usize, String)> {
+        if self.looked.elapsed() < self.heartbeat / 2 {
+            return None;
+        }
+        self.looked = Instant::now();
+        let mut here = observations(&self.directory, self.startup_check.world, &process_space());
+        here.retain(|observation| observation.process != ProcessState::Unknown);
+        let now_ms = self.begin.elapsed().as_millis() as u64;
+        match self.startup_check.gone(now_ms, here)? {
+            Fault::Lost { peer, why, .. } => Some((peer, why)),
+            _ => None,
+        }
+    }
+
+    /// All have come, or the job is over: nobody needs the files of those who did not.
+    pub fn sweep(&self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -206,7 +284,7 @@ fn directory(rank_info: &RankInfo, lookup: EnvLookup<'_>) -> Option<PathBuf> {
         (None, Launcher::Mpich) => format!("mpich-{}-{}", crate::host_name(), hydra()?),
         (None, _) => return None,
     };
-    Some(Path::new(&lookup("HOME")?).join(".kolo").join("run").join(format!("{job}.start")))
+    Some(Path::new(&lookup("HOME")?).join(".kolo").join("run").join(format!("{job}.{DIRECTORY}")))
 }
 
 /// Where among those fields the parent stands, and when it began, in ticks since the machine did.
@@ -240,6 +318,22 @@ fn hydra() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    /// Another host may have the same name, and a process there the number of one that has ended here.
+    #[test]
+    fn only_processes_of_this_space_are_looked_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |rank: usize, text: String| std::fs::write(directory.path().join(rank.to_string()), text).unwrap();
+        let (own, me) = (process_space(), std::process::id());
+        write(0, line("node", me, 7, &own));
+        write(1, line("node", me, 7, "another/pid:[1]"));
+        write(2, "node 1 2\n".into());
+        let seen = observations(directory.path(), 4, &own);
+        let states: Vec<_> = seen.iter().map(|one| (one.rank, one.process)).collect();
+        assert_eq!(states, [(0, ProcessState::Runs), (1, ProcessState::Unknown)]);
+    }
+
     #[test]
     fn a_process_knows_its_age() {
         let first = super::age_ms().unwrap();

@@ -61,6 +61,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_first_rank_stopped_as_it_starts_is_told_once", foreign::a_first_rank_stopped_as_it_starts_is_told_once),
     ("all_are_suspended", foreign::all_are_suspended),
     ("a_failing_first_rank_is_told_once", foreign::a_failing_first_rank_is_told_once),
+    ("a_rank_lost_before_it_joins_is_named_soon", foreign::a_rank_lost_before_it_joins_is_named_soon),
     ("under_mpirun", foreign::under_mpirun),
     ("hosts_end_well", remote::hosts_end_well),
     ("hosts_keep_last_words", remote::hosts_keep_last_words),
@@ -70,13 +71,19 @@ const TESTS: &[(&str, fn())] = &[
     ("a_host_that_cannot_be_reached", remote::a_host_that_cannot_be_reached),
     ("hosts_are_suspended", remote::hosts_are_suspended),
     ("a_suspended_launcher_of_hosts", remote::a_suspended_launcher_of_hosts),
+    ("a_stopped_launcher_of_hosts_is_awaited", remote::a_stopped_launcher_of_hosts_is_awaited),
     ("a_link_goes_down", remote::a_link_goes_down),
     ("under_slurm", slurm::under_slurm),
 ];
 
 /// Seconds of processes that were stopped and go on: they run beside the others.
-const WAITS: &[&str] =
-    &["a_suspended_launcher", "all_are_suspended", "hosts_are_suspended", "a_suspended_launcher_of_hosts"];
+const WAITS: &[&str] = &[
+    "a_suspended_launcher",
+    "all_are_suspended",
+    "hosts_are_suspended",
+    "a_suspended_launcher_of_hosts",
+    "a_stopped_launcher_of_hosts_is_awaited",
+];
 
 fn run_tests(filter: &str) {
     let chosen: Vec<_> = TESTS.iter().filter(|(name, _)| name.contains(filter)).collect();

@@ -5,9 +5,12 @@
 
 pub mod edit;
 
+use kolo_base::ShownPath;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use kolo_graph::settings::{Setting, SettingError, Settings, nearest};
 use toml::Spanned;
@@ -32,7 +35,7 @@ pub struct FileKind {
 /// Reads the settings in the file at `path`.
 pub fn read(path: &Path, kind: &FileKind) -> Result<Settings, SettingError> {
     let FileKind { noun, missing, too_large } = kind;
-    let file = path.display().to_string();
+    let file = path.shown().to_string();
     let error = |message: String, hint: &str| SettingError { place: file.clone(), message, hint: hint.into() };
     let bytes = read_bytes(path).map_err(|cause| match cause.kind() {
         io::ErrorKind::NotFound => error(format!("{noun} not found"), missing),
@@ -46,10 +49,22 @@ pub fn read(path: &Path, kind: &FileKind) -> Result<Settings, SettingError> {
     parse(&text, &file)
 }
 
+/// What came through descriptors that this process was started with, which can be read once.
+static READ_ONCE: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
+
 /// Reads one byte more than the limit at most, so that the caller can tell.
 fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    if !kolo_base::is_open_stream(path) {
+        kolo_base::open_regular(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        return Ok(bytes);
+    }
+    let mut known = kolo_base::lock(&READ_ONCE);
+    if let Some(bytes) = known.get(path) {
+        return Ok(bytes.clone());
+    }
     fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    known.insert(path.into(), bytes.clone());
     Ok(bytes)
 }
 
@@ -377,13 +392,18 @@ zero = 0
         );
         let directory = tempfile::tempdir().unwrap();
         assert!(read(directory.path()).unwrap_err().message.starts_with("cannot read the job file: "));
+        // Nobody would ever write into it.
+        let pipe = directory.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let message = read(&pipe).unwrap_err().message;
+        assert_eq!(message, "cannot read the job file: it is not a regular file, but a pipe");
         let file = directory.path().join("job.toml");
         fs::write(&file, [0xff, 0xfe]).unwrap();
         assert_eq!(read(&file).unwrap_err().message, "the job file is not UTF-8 text");
         fs::write(&file, vec![b' '; FILE_BYTES_MAX as usize + 1]).unwrap();
         assert_eq!(read(&file).unwrap_err().message, "the job file is larger than 1048576 bytes");
         fs::write(&file, JOB).unwrap();
-        assert_eq!(read(&file), parse(JOB, &file.display().to_string()));
+        assert_eq!(read(&file), parse(JOB, &file.shown().to_string()));
     }
 
     #[test]

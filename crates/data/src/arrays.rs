@@ -14,6 +14,7 @@ use crate::format::{OpenError, OpenedFiles, Reader};
 use crate::inspect::shown_name;
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn, RecordKind, TOO_LARGE_HINT, UnreadColumn};
+use kolo_base::ShownPath;
 use kolo_graph::settings::{SIZE_MAX, SettingError, Settings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -398,7 +399,7 @@ fn same_array(wanted: &Array, at: usize, arrays: &[Array]) -> Result<(), ReadErr
     };
     arrays.get(at).filter(same).map(|_| ()).ok_or_else(|| {
         let (name, shape) = (&wanted.name, &wanted.shape[1..]);
-        let first = wanted.path().display();
+        let first = wanted.path().shown();
         let message =
             format!("it has no array \"{name}\" with samples of {} {shape:?}, as {first} has", wanted.element);
         let path = arrays.first().map_or(wanted.path(), Array::path);
@@ -415,11 +416,11 @@ fn same_samples(arrays: &[Array], settings: &Settings) -> Result<usize, OpenErro
     let path = arrays[0].path();
     let length = |array: &Array| match array.path() == path {
         true => format!("{} {}", array.name, array.samples()),
-        false => format!("{} {} (in {})", array.name, array.samples(), array.path().display()),
+        false => format!("{} {} (in {})", array.name, array.samples(), array.path().shown()),
     };
     let lengths: Vec<String> = arrays.iter().map(length).collect();
     let message =
-        format!("names {}, whose arrays have different numbers of samples: {}", path.display(), lengths.join(", "));
+        format!("names {}, whose arrays have different numbers of samples: {}", path.shown(), lengths.join(", "));
     let hint = match arrays.len() > 2 && settings.peek("arrays").is_none() {
         true => "name those to read, such as `arrays = \"x, y\"`",
         false => "give arrays with the same number of samples",

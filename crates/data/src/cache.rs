@@ -6,6 +6,7 @@
 use crate::error::ReadError;
 use crate::image::Pixels;
 use crate::sample::{Held, Sample, Value};
+use kolo_base::ShownPath;
 use kolo_base::{ByteReader, group_limit, lock};
 use kolo_graph::settings::{SettingError, Settings};
 use std::collections::HashMap;
@@ -75,7 +76,7 @@ impl Cache {
             "disk" => {
                 let directory = if directory.is_empty() { std::env::temp_dir() } else { directory.into() };
                 let file = tempfile::tempfile_in(&directory).map_err(|error| {
-                    let message = format!("cannot be made in {}: {error}", directory.display());
+                    let message = format!("cannot be made in {}: {error}", directory.shown());
                     settings.wrong("cache", message, "name a directory with enough space: `cache_dir = \"/scratch\"`")
                 })?;
                 Ok(Some(Self::new(Some(Disk { file, directory }), bytes_max(DISK_BYTES))))

@@ -1,7 +1,8 @@
 //! Why a sample could not be read.
 
 use crate::unpack::Packing;
-use kolo_base::open_files_hint;
+use kolo_base::ShownPath;
+use kolo_base::limit_hint;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ impl ReadError {
             io::ErrorKind::NotFound => "the file existed when the job started; put it back",
             _ => "check the file, and the disk or network that it is on",
         };
-        let hint = open_files_hint(error).unwrap_or(hint);
+        let hint = limit_hint(error).unwrap_or(hint);
         Self::new(error.to_string(), hint).in_file(file)
     }
 
@@ -94,10 +95,10 @@ impl ReadError {
     pub fn place_and_message(&self) -> String {
         let place = match (&self.file, self.offset) {
             (Some(file), Some(offset)) if self.is_unpacked => {
-                format!("{}, byte {offset} of what it unpacks to: ", file.display())
+                format!("{}, byte {offset} of what it unpacks to: ", file.shown())
             }
-            (Some(file), Some(offset)) => format!("{}, byte {offset}: ", file.display()),
-            (Some(file), None) => format!("{}: ", file.display()),
+            (Some(file), Some(offset)) => format!("{}, byte {offset}: ", file.shown()),
+            (Some(file), None) => format!("{}: ", file.shown()),
             (None, Some(offset)) => format!("byte {offset}: "),
             (None, None) => String::new(),
         };

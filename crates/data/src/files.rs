@@ -5,7 +5,7 @@ use crate::error::ReadError;
 use crate::pattern::{self, WalkError};
 pub use crate::unpack::Packing;
 use crate::unpack::{MAGIC_BYTES, Unpacked};
-use kolo_base::open_files_hint;
+use kolo_base::limit_hint;
 use kolo_graph::settings::{SettingError, Settings};
 use std::cell::Cell;
 use std::fs::{File, FileType};
@@ -29,13 +29,7 @@ pub const UNPACKED_BYTES_MAX: u64 = 64 << 30;
 /// Files that one pattern may name.
 const FILES_MAX: usize = 10_000_000;
 
-/// Opens what stands beside data under a fixed name. Opening a pipe would wait for its writer, so it is an error.
-pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    match std::fs::metadata(path)?.is_file() {
-        true => File::open(path),
-        false => Err(io::Error::other("this is not a regular file")),
-    }
-}
+pub(crate) use kolo_base::open_regular;
 
 /// Data are read at offsets, and some are read again: what comes only once, as from a pipe, cannot be.
 fn refuse_special(path: &Path, kind: FileType) -> Result<(), ReadError> {
@@ -59,7 +53,7 @@ impl DataFile {
     }
 
     pub fn open(&self) -> Result<File, ReadError> {
-        File::open(&self.path).map_err(|error| not_opened(&self.path, &error))
+        open_regular(&self.path).map_err(|error| not_opened(&self.path, &error))
     }
 
     pub fn packing(&self) -> Result<Packing, ReadError> {
@@ -151,7 +145,7 @@ fn not_opened(path: &Path, error: &io::Error) -> ReadError {
         io::ErrorKind::PermissionDenied => "give this user read permission",
         _ => "check the file, and the disk or network that it is on",
     };
-    let hint = open_files_hint(error).unwrap_or(hint);
+    let hint = limit_hint(error).unwrap_or(hint);
     ReadError::new(format!("cannot be opened: {error}"), hint).in_file(path)
 }
 

@@ -6,6 +6,7 @@ use crate::formats;
 use crate::image;
 use crate::record::{Record, RecordColumn, RecordName, UnreadColumn};
 use crate::tokenizer::UsedTokenizer;
+use kolo_base::ShownPath;
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -168,7 +169,7 @@ pub(crate) fn choose_by(
         });
     }
     if extension == "json" && head.trim_ascii_start().starts_with(b"[") {
-        let message = format!("names {}, a JSON array", path.display());
+        let message = format!("names {}, a JSON array", path.shown());
         let hint = "make JSON Lines of it, an object per line: `jq -c '.[]' a.json > a.jsonl`";
         return Err(settings.wrong("source", message, hint).into());
     }
@@ -182,7 +183,7 @@ pub(crate) fn choose_by(
     };
     found.ok_or_else(|| {
         if path.is_dir() {
-            let message = format!("names {}, a folder in which no data are found", path.display());
+            let message = format!("names {}, a folder in which no data are found", path.shown());
             let hint = format!(
                 "images in it end in {} and lie in it or in a folder per class; name other data by their files, such as \
                  `DIR/*.parquet`",
@@ -190,7 +191,7 @@ pub(crate) fn choose_by(
             );
             return settings.wrong("source", message, hint).into();
         }
-        let message = format!("names {}, whose format is not known", path.display());
+        let message = format!("names {}, whose format is not known", path.shown());
         settings.wrong("source", message, format!("write `format = \"csv\"`, or another of {}", names())).into()
     })
 }

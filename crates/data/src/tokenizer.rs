@@ -53,7 +53,7 @@ impl UsedTokenizer {
     /// The tokenizer of this file, if it is the one with this digest.
     pub(crate) fn at(path: &str, digest: &str, vocab: usize, beside: &Path) -> Self {
         let found = [PathBuf::from(path), beside.with_file_name(path)].into_iter().find_map(|place| {
-            let json = std::fs::read_to_string(&place).ok().filter(|json| json.len() <= KEPT_BYTES_MAX)?;
+            let json = String::from_utf8(kolo_base::read_regular(&place, KEPT_BYTES_MAX as u64).ok()?).ok()?;
             (digest_of(json.as_bytes()) == digest).then_some(json)
         });
         Self { path: path.into(), digest: digest.into(), vocab, json: found }
@@ -126,7 +126,7 @@ impl Tokenizer {
             let message = format!("it has {} bytes; a tokenizer has at most {FILE_BYTES_MAX}", file.bytes);
             return Err(ReadError::new(message, "name a file like tokenizer.json").in_file(path));
         }
-        let bytes = std::fs::read(path).map_err(|error| ReadError::io(path, &error))?;
+        let bytes = kolo_base::read_regular(path, FILE_BYTES_MAX).map_err(|error| ReadError::io(path, &error))?;
         Self::from_json(&bytes).map_err(|error| error.in_file(path))
     }
 
@@ -270,11 +270,16 @@ impl Tokenizer {
         };
         std::thread::scope(|scope| {
             let parts = pieces.chunks(pieces.len().div_ceil(threads));
-            let running: Vec<_> = parts.map(|part| scope.spawn(move || each(part))).collect();
+            let start = |part| std::thread::Builder::new().spawn_scoped(scope, move || each(part)).map_err(|_| part);
+            let running: Vec<_> = parts.map(start).collect();
             let mut all = Vec::new();
             for thread in running {
                 let stopped = |_| ReadError::new("a thread of the tokenizer stopped", "choose another tokenizer");
-                all.extend(thread.join().map_err(stopped)??);
+                all.extend(match thread {
+                    Ok(thread) => thread.join().map_err(stopped)??,
+                    // There was none to be had.
+                    Err(part) => each(part)?,
+                });
             }
             Ok(all)
         })

@@ -40,7 +40,7 @@ impl Packing {
             return Self::None;
         }
         let mut start = Vec::new();
-        let read = std::fs::File::open(path).and_then(|file| file.take(MAGIC_BYTES as u64).read_to_end(&mut start));
+        let read = kolo_base::open_regular(path).and_then(|file| file.take(MAGIC_BYTES as u64).read_to_end(&mut start));
         read.map_or(Self::None, |_| Self::of(&start))
     }
 }

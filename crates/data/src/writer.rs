@@ -5,6 +5,7 @@ use crate::format::Reader;
 use crate::inspect::shown_name;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::writers;
+use kolo_base::ShownPath;
 use kolo_graph::settings::nearest;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -106,7 +107,7 @@ pub fn choose(name: Option<&str>, path: &Path) -> Result<&'static WriterKind, Wr
     found.ok_or_else(|| {
         let endings: Vec<String> =
             WRITERS.iter().flat_map(|kind| kind.extensions).map(|ending| format!(".{ending}")).collect();
-        let message = format!("{}: the file ending does not name a format", path.display());
+        let message = format!("{}: the file ending does not name a format", path.shown());
         WriteError::unfit(
             message,
             format!("use one of the endings {}, or add --to with one of {}", endings.join(" "), names()),

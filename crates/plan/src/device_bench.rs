@@ -8,7 +8,7 @@ use kolo_graph::Team;
 use kolo_ops::gemm::{Gemm, Right, Rows, SCRATCH, Start, Strided};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
-use std::sync::Barrier;
+use std::sync::RwLock;
 use std::time::{Duration, Instant};
 
 /// What was measured of one piece of work.
@@ -163,11 +163,12 @@ pub fn as_toml(device: &Device) -> String {
 
 /// Work per second of all threads together, each of which does `work` once per round: the best round counts.
 fn best_rate(threads: usize, work_of_one: f64, make: impl Fn() -> Box<dyn FnMut()> + Sync) -> f64 {
-    let barrier = Barrier::new(threads);
+    // Closed until all that could be started are.
+    let gate = RwLock::new(());
     let run = || {
         let mut work = make();
+        drop(kolo_base::read(&gate));
         let (begin, mut best) = (Instant::now(), f64::MAX);
-        barrier.wait();
         while begin.elapsed() < PATIENCE {
             let start = Instant::now();
             work();
@@ -176,7 +177,10 @@ fn best_rate(threads: usize, work_of_one: f64, make: impl Fn() -> Box<dyn FnMut(
         work_of_one / best
     };
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let closed = kolo_base::write(&gate);
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, run).ok();
+        let others: Vec<_> = (1..threads).map_while(start).collect();
+        drop(closed);
         let own = run();
         own + others.into_iter().map(|one| one.join().unwrap_or(0.0)).sum::<f64>()
     })

@@ -137,12 +137,6 @@ fn compile_among(
     mesh: &Mesh,
     world: &Arc<Communicator>,
 ) -> Result<(Store, Session), Error> {
-    if parallel.home().is_shared() && !job.executor.allocates_on_host() {
-        let (message, device) =
-            ("weights in one memory of the host cannot be updated on the device", job.executor.name());
-        let hint = "use `zero = 1`, or `--device cpu`";
-        return Err(Error::Together(Fault::BadCall(format!("{message} `{device}`\n  hint: {hint}"))));
-    }
     let lane: Arc<dyn Collectives> = parallel.lane(mesh, world, job.executor.links())?;
     let bytes = Store::params_bytes(&program.graph);
     let weights = parallel.allocate(&Allocation { bytes, world, lane: &*lane })?;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kolo_comm::host::ignores_signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXCPU};
 use signal_hook::low_level;
 
 /// What a shell adds to a signal for the exit code of a process that it ended.
@@ -25,6 +25,8 @@ const SAME_MS: u64 = 1000;
 /// Said when the run was asked to stop.
 pub const ACKNOWLEDGED: &str = "stopping after this step; press Ctrl-C again to quit at once";
 const FINISHING: &str = "the results are being written; press Ctrl-C again to quit at once";
+const TIME_IS_UP: &str = "error: the limit on processor time (`ulimit -t`) is reached";
+const LIMIT_ACKNOWLEDGED: &str = "stopping after this step: the limit on processor time (`ulimit -t`) is reached";
 const NOT_BEGUN: &str = "interrupted before the first step";
 
 /// Where a run stands.
@@ -86,13 +88,37 @@ impl Interrupt {
 pub fn install(speaks: bool, is_told: bool) -> io::Result<Interrupt> {
     let interrupt = Interrupt::default();
     let reply = speaks.then(|| StderrReply { terminal: io::stderr().is_terminal() });
-    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores_signal(SIGHUP)) {
+    HEARS_LIMIT.store(true, Ordering::Relaxed);
+    for signal in
+        [SIGINT, SIGTERM, SIGHUP, SIGXCPU].into_iter().filter(|signal| *signal != SIGHUP || !ignores_signal(SIGHUP))
+    {
         let state = Arc::clone(&interrupt.state);
         // SAFETY: the handler reads and writes atomics, writes to a descriptor and may end the process: all of it is allowed
         // in a handler, and nothing allocates or locks.
         unsafe { low_level::register(signal, move || on_signal(signal, &state, reply, is_told)) }?;
     }
     Ok(interrupt)
+}
+
+/// Whether a run listens to the limit on processor time, and ends in order.
+static HEARS_LIMIT: AtomicBool = AtomicBool::new(false);
+
+/// What the system does by itself at the limits on processor time and on the size of files is to end the process with a core
+/// dump. From here on the first ends it with a message, or a run in order; at the second a write fails as on a full disk. Call
+/// once per process.
+pub fn hear_limits() -> io::Result<()> {
+    // SAFETY: a signal that is ignored does nothing. Processes that are started from here ignore it, too.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    // SAFETY: the handler reads an atomic, writes to a descriptor and may end the process, all of which is allowed in one.
+    unsafe {
+        low_level::register(SIGXCPU, || {
+            if !HEARS_LIMIT.load(Ordering::Relaxed) {
+                StderrReply { terminal: false }.write(TIME_IS_UP);
+                low_level::exit(EXIT_SIGNALLED + SIGXCPU);
+            }
+        })
+    }
+    .map(|_| ())
 }
 
 /// A directory that goes if a signal ends the process before there is anything in it.
@@ -148,7 +174,9 @@ fn now_ms() -> u64 {
 
 fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>, is_told: bool) {
     let phase = state.phase.load(Ordering::Relaxed);
-    let text = if phase == RunPhase::Starting as u8 {
+    let text = if signal == SIGXCPU {
+        if phase == RunPhase::Starting as u8 { TIME_IS_UP } else { LIMIT_ACKNOWLEDGED }
+    } else if phase == RunPhase::Starting as u8 {
         NOT_BEGUN
     } else if phase == RunPhase::Training as u8 {
         ACKNOWLEDGED
@@ -160,6 +188,8 @@ fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>, is
     let is_same = is_told && now < first.map_or_else(|first| first, |_| now) + SAME_MS;
     let _ = state.signal.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
     let again = state.requested.swap(true, Ordering::Relaxed);
+    // The limit is each process's own: nobody else knows of it.
+    let reply = if signal == SIGXCPU { Some(StderrReply { terminal: false }) } else { reply };
     if let Some(reply) = reply.filter(|_| !again) {
         reply.write(text);
     }

@@ -329,11 +329,25 @@ impl Job {
     /// Whether its executor can run with this many workers.
     pub fn check_device(&self, workers: usize) -> Result<(), Error> {
         if self.executor.has_collectives() {
-            return Ok(());
+            return self.check_home(workers);
         }
         let message = format!("cannot train on the {} executor, which runs one worker", self.executor.name());
         let hint = "leave out `-n` and servers, or use `--device cpu`".into();
         Err(Error::Workers { workers, message, hint })
+    }
+
+    /// Weights in one memory of a host are updated there.
+    fn check_home(&self, workers: usize) -> Result<(), Error> {
+        let shared = self.parallel.strategies().find(|strategy| strategy.home().is_shared());
+        let Some(strategy) = shared.filter(|_| !self.executor.allocates_on_host()) else { return Ok(()) };
+        let (what, device) = (strategy.written(), self.executor.name());
+        let message =
+            format!("cannot train with `{what}` on `{device}`: weights in one memory of the host are updated there");
+        Err(Error::Workers {
+            workers,
+            message,
+            hint: "write `parallel.zero = 1` instead, or use `--device cpu`".into(),
+        })
     }
 
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them

@@ -22,13 +22,13 @@ pub struct MetricsFile {
 impl MetricsFile {
     /// Starts a new file, replacing an old one.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: File::create(path)?, there: BTreeMap::new() })
+        Ok(Self { file: kolo_base::create_regular(path)?, there: BTreeMap::new() })
     }
 
     /// Goes on with a file: rows that will be made again are dropped, and so is a torn line. Those are the rows of later steps
     /// than `step`, and if what follows it is `pending`, its row of the loss since the row before.
     pub fn resume(path: &Path, step: u64, pending: bool) -> io::Result<Self> {
-        let old = match std::fs::read_to_string(path) {
+        let old = match kolo_base::open_regular(path).and_then(std::io::read_to_string) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             old => old?,
         };

@@ -5,7 +5,8 @@ use crate::error::Error;
 use crate::events::EventWriter;
 use crate::metrics::MetricsFile;
 use crate::run_dir::RunDir;
-use std::io::ErrorKind;
+use kolo_base::ShownPath;
+use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -184,7 +185,9 @@ impl Files {
 
     fn reopen(dir: &Path, job_text: &str, steps: Range<u64>, pending: bool) -> Result<Self, Error> {
         // The file that the run began with stays as it is: a disk that is full by now would empty it.
-        if std::fs::read_to_string(dir.join(JOB_FILE)).ok().as_deref() != Some(job_text) {
+        if kolo_base::open_regular(&dir.join(JOB_FILE)).and_then(std::io::read_to_string).ok().as_deref()
+            != Some(job_text)
+        {
             begin_in(dir, job_text)?;
         }
         let events = events_from(dir, Some(steps.end)).map_err(|error| write_error(dir, &error))?;
@@ -221,19 +224,25 @@ fn begin_in(dir: &Path, job_text: &str) -> Result<(), Error> {
         return Ok(());
     }
     let path = dir.join(JOB_FILE);
-    std::fs::write(&path, job_text).map_err(|error| Error::Write {
-        path: path.display().to_string(),
-        message: format!("{error}, writing {} bytes", job_text.len()),
+    let written = kolo_base::create_regular(&path).and_then(|mut file| file.write_all(job_text.as_bytes()));
+    written.map_err(|error| Error::Write {
+        path: path.shown().to_string(),
+        message: format!("{}, writing {} bytes", why(&error), job_text.len()),
     })
 }
 
 /// With the bytes that the file has, whole rows or not.
 fn row_error(path: &Path, step: usize, error: &std::io::Error) -> Error {
     let bytes = path.metadata().map_or(0, |there| there.len());
-    let message = format!("cannot write the row of step {step} after {bytes} bytes: {error}");
-    Error::Write { path: path.display().to_string(), message }
+    let message = format!("cannot write the row of step {step} after {bytes} bytes: {}", why(error));
+    Error::Write { path: path.shown().to_string(), message }
 }
 
 fn write_error(path: &Path, error: &std::io::Error) -> Error {
-    Error::Write { path: path.display().to_string(), message: error.to_string() }
+    Error::Write { path: path.shown().to_string(), message: why(error) }
+}
+
+/// What the system says, and which limit it means, if it means one.
+fn why(error: &std::io::Error) -> String {
+    kolo_base::limit_hint(error).map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
 }

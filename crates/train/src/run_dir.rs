@@ -6,6 +6,7 @@
 //! that of its own run.
 
 use crate::error::Error;
+use kolo_base::ShownPath;
 use kolo_ckpt::CkptError;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -30,7 +31,7 @@ pub struct RunDir {
 
 /// The directory at a run's path is no longer that of the run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {what}\n  hint: {hint}", .path.display())]
+#[error("{}: {what}\n  hint: {hint}", .path.shown())]
 pub struct LostDir {
     path: PathBuf,
     what: String,
@@ -118,7 +119,7 @@ impl RunDir {
 impl From<LostDir> for Error {
     fn from(lost: LostDir) -> Self {
         let LostDir { path, what, hint } = lost;
-        Error::Checkpoint { message: format!("{}: {what}", path.display()), hint: hint.into() }
+        Error::Checkpoint { message: format!("{}: {what}", path.shown()), hint: hint.into() }
     }
 }
 

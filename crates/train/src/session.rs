@@ -3,6 +3,7 @@
 mod elastic;
 
 pub use elastic::{Elastic, GenerationStart, OnResume};
+use kolo_base::ShownPath;
 
 use crate::asynchronous::Links;
 use crate::checkpoint::{self, CheckpointDir, Saver, TrainerRecord};
@@ -223,7 +224,7 @@ fn resume(
     together::any(ties.workers(), false)?;
     trainer.go_on_at(resumed.record.step);
     resumed.notes.iter().for_each(|note| observer.note(note));
-    observer.note(&format!("resuming after step {} from {}", resumed.record.step, resumed.checkpoint.dir().display()));
+    observer.note(&format!("resuming after step {} from {}", resumed.record.step, resumed.checkpoint.dir().shown()));
     Ok(Some(resumed.record))
 }
 
@@ -318,9 +319,6 @@ impl<'r> Run<'r> {
             Some(dir) => Saver::of_run(&job, dir, ties.links.as_ref(), ties.world.as_ref(), &trainer, !first)?,
             None => None,
         };
-        if let Some((saver, out)) = saver.as_mut().zip(options.out.as_ref()) {
-            saver.write_into(out);
-        }
         let begin = Instant::now();
         let out = options.out.as_ref().filter(|_| options.group.is_rank_zero() && first);
         let from = resumed.as_ref().map(|record| (record.step, record.pending));
@@ -330,6 +328,10 @@ impl<'r> Run<'r> {
         }
         let job_text = dir.as_ref().map_or("", |dir| &dir.job_text);
         let record = Record::create(out, job_text, from, &mut |text| observer.note(text))?;
+        // What an earlier run had there has gone only now.
+        if let Some((saver, out)) = saver.as_mut().zip(options.out.as_ref()) {
+            saver.write_into(out);
+        }
         let mut run = Self {
             options,
             observer,

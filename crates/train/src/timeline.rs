@@ -6,6 +6,7 @@
 mod range;
 mod sink;
 
+use kolo_base::ShownPath;
 pub use range::StepRange;
 
 use crate::error::Error;
@@ -330,7 +331,7 @@ pub fn write_events(path: &Path, events: &[serde_json::Value]) -> Result<(), Err
 const EVENT_START: &[u8] = b",\n{";
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
-    Error::Trace { path: path.display().to_string(), message: error.to_string() }
+    Error::Trace { path: path.shown().to_string(), message: error.to_string() }
 }
 
 /// Nanoseconds to add to this rank's times to have them on rank 0's clock: half of the quickest round trip.

@@ -7,6 +7,7 @@ use crate::fail::{Failure, write_file};
 use crate::load::{self, Kinds};
 use crate::out::{self, RunFiles};
 use crate::output::println;
+use kolo_base::ShownPath;
 use kolo_ckpt::mapping::{ARCHITECTURES, Architecture, OWN, Target};
 use kolo_ckpt::transfer::{self, Incoming, Wanted};
 use kolo_ckpt::{
@@ -38,12 +39,12 @@ pub fn export(
     let is_there = config.as_ref().map_or(Ok(false), |config| has_config(disk, &beside, config, overwrite))?;
     let (tensors, bytes) = transfer::export(disk.as_ref(), &source, architecture, out)?;
     let names = architecture.map_or("under kolo's names", |architecture| architecture.name);
-    println!("{}: {tensors} tensors, {}, {names}", out.display(), format_bytes(bytes));
+    println!("{}: {tensors} tensors, {}, {names}", out.shown(), format_bytes(bytes));
     match config {
-        Some(_) if is_there => println!("{}: left unchanged", beside.display()),
+        Some(_) if is_there => println!("{}: left unchanged", beside.shown()),
         Some(config) => {
             write_file(&beside, format!("{config:#}\n"))?;
-            println!("{}: the model's sizes", beside.display());
+            println!("{}: the model's sizes", beside.shown());
         }
         None => {}
     }
@@ -55,10 +56,10 @@ fn check_target(out: &Path, overwrite: bool) -> Result<(), Failure> {
     let there = out.metadata().or_else(|_| out.symlink_metadata());
     match there {
         Ok(there) if !there.is_file() => {
-            Err(Failure::usage(format!("{} is no regular file", out.display()), "name a file to write"))
+            Err(Failure::usage(format!("{} is no regular file", out.shown()), "name a file to write"))
         }
         Ok(_) if !overwrite => {
-            let message = format!("{} is there already", out.display());
+            let message = format!("{} is there already", out.shown());
             Err(Failure::usage(message, "choose another name, or say --overwrite"))
         }
         _ => Ok(()),
@@ -74,7 +75,7 @@ fn has_config(disk: &SharedDisk, beside: &Path, config: &Value, overwrite: bool)
     match same || overwrite {
         true => Ok(same),
         false => {
-            let message = format!("{} has the sizes of another model", beside.display());
+            let message = format!("{} has the sizes of another model", beside.shown());
             Err(Failure::usage(message, "export into another directory, or say --overwrite"))
         }
     }
@@ -88,7 +89,7 @@ fn kind_of(settings: &[(String, String)]) -> Option<&str> {
 fn architecture_of(source: &TensorSource, to: ExportTarget) -> Result<&'static Architecture, Failure> {
     let settings = source.checkpoint().map_or(&[][..], |checkpoint| &checkpoint.header().settings);
     let Some(kind) = kind_of(settings) else {
-        let message = format!("{}: the kind of model is unknown", source.path().display());
+        let message = format!("{}: the kind of model is unknown", source.path().shown());
         return Err(Failure::usage(message, "export a checkpoint, or leave --to out"));
     };
     let target = match to {
@@ -161,7 +162,7 @@ pub fn import(kinds: &Kinds, disk: &SharedDisk, file: &Path, out: &Path, args: &
     write_file(&out.join(JOB_FILE), &job.text)?;
     println!(
         "{}: {} tensors of {}, weights {}",
-        path.display(),
+        path.shown(),
         entries.len(),
         incoming.architecture.name,
         store.digest()
@@ -189,14 +190,14 @@ pub fn check_config(
     }
     let beside = file.with_file_name("config.json");
     let Some(config) = transfer::read_json(disk, &beside)? else {
-        return Ok(Some(format!("{}: missing, so heads, activation and epsilon are not checked", beside.display())));
+        return Ok(Some(format!("{}: missing, so heads, activation and epsilon are not checked", beside.shown())));
     };
     let wrong = architecture.refuses_config(&config, settings);
     match wrong.is_empty() {
         true => Ok(None),
         false => {
             let hint = "change `[model]` where the sizes differ; kolo cannot represent the model where its kind does";
-            Err(Failure::job(format!("{}: {}", beside.display(), wrong.join("; ")), hint))
+            Err(Failure::job(format!("{}: {}", beside.shown(), wrong.join("; ")), hint))
         }
     }
 }

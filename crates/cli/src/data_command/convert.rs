@@ -6,6 +6,7 @@ use crate::output::println;
 use crate::progress::Bar;
 use crate::whole_file::WholeFile;
 use clap::Args;
+use kolo_base::ShownPath;
 use kolo_data::ReadError;
 use kolo_data::format::Reader;
 use kolo_data::formats::tokens::Description;
@@ -123,14 +124,14 @@ pub fn check_absent(path: &Path, overwrite: bool) -> Result<(), Failure> {
     match overwrite || !path.exists() {
         true => Ok(()),
         false => {
-            let message = format!("{} already exists", path.display());
+            let message = format!("{} already exists", path.shown());
             Err(Failure::usage(message, "choose another name, or add --overwrite"))
         }
     }
 }
 
 fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose a writable path")
+    Failure::job(format!("{}: {error}", path.shown()), "choose a writable path")
 }
 
 pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
@@ -163,7 +164,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     println!(
         "{} records in {} ({}, {seconds:.1} s, {} records/s)",
         format_count(reader.len() as u64),
-        args.to.display(),
+        args.to.shown(),
         format_bytes(bytes),
         format_count((reader.len() as f64 / seconds.max(1e-9)) as u64),
     );

@@ -5,6 +5,7 @@ use crate::fail::{Failure, write_file};
 use crate::output::println;
 use crate::progress::Bar;
 use clap::Args;
+use kolo_base::ShownPath;
 use kolo_data::inspect::{ColumnSummary, Numbers, Summary, Value, kind_name, printable, shown, shown_name};
 use kolo_data::record::{Record, RecordKind};
 use kolo_train::machine::{format_bytes, format_count};
@@ -39,7 +40,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let opened = open(&args.paths, &args.input, &[])?;
     let reader = &*opened.reader;
     if let Some(path) = args.sheet.as_ref().filter(|path| is_input(path, &opened)) {
-        let message = format!("--sheet: {} is one of the inputs", path.display());
+        let message = format!("--sheet: {} is one of the inputs", path.shown());
         return Err(Failure::usage(message, "choose another name for the pictures"));
     }
     let bar = Bar::new(reader.len().min(args.limit), "records");
@@ -82,7 +83,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
             return Err(Failure::usage(message, "leave it out, or inspect files with images"));
         };
         write_file(path, picture)?;
-        println!("pictures in {}", path.display());
+        println!("pictures in {}", path.shown());
     }
     Ok(())
 }

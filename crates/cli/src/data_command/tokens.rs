@@ -5,6 +5,7 @@ use crate::byte_progress::ByteProgress;
 use crate::fail::Failure;
 use crate::output::println;
 use clap::{Args, Subcommand};
+use kolo_base::ShownPath;
 use kolo_data::ReadError;
 use kolo_data::files::{self, DataFile};
 use kolo_data::format::OpenError;
@@ -82,13 +83,13 @@ fn text_of(patterns: &[String], column: Option<&str>, out: &Path) -> Result<(Tex
         all.extend(files::list(pattern, &settings, "FILES").map_err(not_opened)?.files);
     }
     if let Some(file) = all.iter().find(|file| file.is_directory) {
-        return Err(Failure::usage(format!("{} is a directory", file.path.display()), "name the files in it"));
+        return Err(Failure::usage(format!("{} is a directory", file.path.shown()), "name the files in it"));
     }
     let is_out =
         |file: &&DataFile| out.canonicalize().is_ok_and(|out| file.path.canonicalize().is_ok_and(|file| file == out));
     if let Some(file) = all.iter().find(is_out) {
         return Err(Failure::usage(
-            format!("--out: {} is one of the inputs", file.path.display()),
+            format!("--out: {} is one of the inputs", file.path.shown()),
             "choose another name",
         ));
     }
@@ -105,7 +106,7 @@ fn not_opened(error: OpenError) -> Failure {
 
 fn failed(error: ReadError) -> Failure {
     let error = error.without_skipping();
-    let file = error.file.as_ref().map_or(String::new(), |file| format!("{}: ", file.display()));
+    let file = error.file.as_ref().map_or(String::new(), |file| format!("{}: ", file.shown()));
     let place = error.offset.map_or(String::new(), |offset| format!("byte {offset}: "));
     Failure::job(format!("{file}{place}{}", error.message), &error.hint)
 }
@@ -119,7 +120,7 @@ fn train(args: &TokensTrain) -> Result<(), Failure> {
     let tokenizer = trained.map_err(failed)?;
     if !args.quiet {
         let (tokens, bytes) = (format_count(tokenizer.vocab() as u64), format_count(progress.done()));
-        println!("{}: {tokens} tokens, from {bytes} bytes of text", args.out.display());
+        println!("{}: {tokens} tokens, from {bytes} bytes of text", args.out.shown());
         if tokenizer.vocab() < args.vocab {
             println!("  The text has no more pairs that occur twice: give more text for {} tokens.", args.vocab);
         }
@@ -145,7 +146,7 @@ fn apply(args: &TokensApply) -> Result<(), Failure> {
         let per_token = progress.done() as f64 / written.count.max(1) as f64;
         println!(
             "{}: {count} tokens of {}, from {bytes} bytes of text ({per_token:.2} a token)",
-            args.out.display(),
+            args.out.shown(),
             written.dtype
         );
     }

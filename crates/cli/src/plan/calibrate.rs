@@ -3,6 +3,7 @@
 use crate::described;
 use crate::fail::{Failure, write_file};
 use crate::output::println;
+use kolo_base::ShownPath;
 use kolo_parallel::axes::PIPELINE;
 use kolo_plan::device::{Device, PeerLink, Precision};
 use kolo_plan::device_bench::as_toml;
@@ -15,6 +16,7 @@ const NAME: &str = "this-machine";
 const HOST_BYTES: f64 = 16.0 * (1u64 << 30) as f64;
 /// The share of a step that exchanges have to take.
 const TOLD_MIN: f64 = 0.01;
+const REPORT_BYTES_MAX: u64 = 256 << 20;
 /// A report that says more than this was wrong by is about another machine, or none.
 const RATIO_MAX: f64 = 1000.0;
 
@@ -22,10 +24,10 @@ const RATIO_MAX: f64 = 1000.0;
 pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
     let wrong = |message: String| {
         let hint = "name a report written by `kolo train --report` of this version";
-        Failure::usage(format!("{}: {message}", report.display()), hint)
+        Failure::usage(format!("{}: {message}", report.shown()), hint)
     };
-    let text = std::fs::read_to_string(report).map_err(|error| wrong(error.to_string()))?;
-    let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let text = kolo_base::read_regular(report, REPORT_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
+    let value: Value = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
     let number = |pointer: &str| {
         let found = value.pointer(pointer).and_then(Value::as_f64).filter(|number| *number > 0.0 && number.is_finite());
         found.ok_or_else(|| {
@@ -63,7 +65,7 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
         tile: [1, 1],
         price_per_hour: None,
         peers: Some(peers),
-        fitted_on: Some(format!("{}: {measured:.3} ms of computing", report.display())),
+        fitted_on: Some(format!("{}: {measured:.3} ms of computing", report.shown())),
     };
     println!("computing took {:.2} times as long as planned", measured / planned);
     if let Some(waited) = waited {
@@ -72,7 +74,7 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
     match entry {
         Some(path) => {
             write_file(path, as_toml(&device))?;
-            println!("wrote [{NAME}] to {}; use it with --device {}", path.display(), path.display());
+            println!("wrote [{NAME}] to {}; use it with --device {}", path.shown(), path.shown());
         }
         None => println!("{}", as_toml(&device)),
     }

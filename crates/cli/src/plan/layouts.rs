@@ -10,6 +10,7 @@ use crate::described;
 use crate::fail::{Failure, write_file};
 use crate::load::{self, Kinds};
 use crate::output::println;
+use kolo_base::ShownPath;
 use kolo_config::edit::{KeyChange, with_keys};
 use kolo_plan::cluster::Cluster;
 use kolo_plan::search::explain::{memory_hint, memory_kinds};
@@ -219,8 +220,9 @@ impl Described<'_> {
     /// Puts a layout into the job file, whose other text stays. The name of the file:
     fn write(&self, args: &PlanArgs, kinds: &Kinds, best: &Candidate) -> Result<String, Failure> {
         let Some(path) = &args.job.job else { return Ok(String::new()) };
-        let name = path.display().to_string();
-        let text = std::fs::read_to_string(path)
+        let name = path.shown().to_string();
+        let text = kolo_base::open_regular(path)
+            .and_then(std::io::read_to_string)
             .map_err(|error| Failure::job(format!("{name}: {error}"), "name a file that can be read"))?;
         let change = |(section, key, value)| KeyChange { section, key, value };
         let changes: Vec<KeyChange<'_>> = best.keys().into_iter().map(change).collect();

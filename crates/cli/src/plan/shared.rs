@@ -4,6 +4,7 @@ use super::{placement, text};
 use crate::fail::Failure;
 use crate::load;
 use crate::output::println;
+use kolo_base::ShownPath;
 use kolo_exec::{Options, Program};
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::schedules::{Durations, ScheduleError, Verified, draw, verify};
@@ -189,10 +190,7 @@ impl Shared {
             Some(path) => {
                 let picture = draw::draw_svg(verified, &timeline).map_err(|error| scheduled(&error))?;
                 std::fs::write(path, picture).map_err(|error| {
-                    Failure::usage(
-                        format!("cannot write {}: {error}", path.display()),
-                        "name a file that can be written",
-                    )
+                    Failure::usage(format!("cannot write {}: {error}", path.shown()), "name a file that can be written")
                 })?;
             }
         }

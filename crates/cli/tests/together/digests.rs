@@ -139,10 +139,11 @@ fn with_weights_in_one_place() {
     let dir = tempdir();
     let mut command = under(&[KOLO, "train", "-n", "2", "--transport", "tcp"], dir.path());
     let ended = run(command.args(["--set", "parallel.central=true", "--quiet"]), crate::job::LIMIT);
-    assert_eq!(ended.code, Some(1), "{ended}");
-    assert!(
-        ended.only_error().contains("central storage needs all workers on one host, but they communicate over tcp")
-    );
+    assert_eq!(ended.code, Some(2), "{ended}");
+    let wanted = "`parallel.central = true` needs all workers in the shared memory of one host, but they exchange over \
+                  --transport tcp";
+    assert!(ended.only_error().contains(wanted), "{ended}");
+    assert!(!ended.stdout.contains("steps"), "before anything is started: {ended}");
 }
 
 /// Tensors so large that a worker's share ends inside of one, with norms of whole tensors.

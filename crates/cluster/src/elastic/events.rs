@@ -2,6 +2,7 @@
 
 use super::{ANY_RANK, Actions, Elastic, JobPhase, WORKERS_MAX, WorkerState, first_line};
 use super::{CoordinatorAction, CoordinatorEvent, Core, Exit, Notice, Resumed, Verdict};
+use crate::compute::HostLoad;
 use crate::message::{ControlMessage, Envelope, Hello};
 use kolo_comm::watch::Activity;
 
@@ -23,6 +24,7 @@ impl Core for Elastic {
             CoordinatorEvent::Exited { rank, exit } => self.exited(now_ms, rank, exit, &mut actions),
             CoordinatorEvent::Stopped { rank } => self.stopped(now_ms, rank, Some(now_ms), &mut actions),
             CoordinatorEvent::Continued { rank } => self.stopped(now_ms, rank, None, &mut actions),
+            CoordinatorEvent::Computed { rank, load } => self.computed(now_ms, rank, load, &mut actions),
             CoordinatorEvent::Trouble { rank, why } => {
                 // Whoever could be seen there is not seen any more, and nobody can be started there.
                 if let Some(state) = self.workers.get_mut(&rank) {
@@ -117,7 +119,10 @@ impl Elastic {
             return self.send(link, ControlMessage::Abort { text }, actions);
         }
         let worker = match hello.rank {
-            ANY_RANK => self.workers.keys().next_back().map_or(0, |last| last + 1),
+            ANY_RANK => {
+                self.joined += 1;
+                self.config.workers + self.joined - 1
+            }
             rank => rank,
         };
         let launched = self.workers.get(&worker).is_some_and(|state| state.launched);
@@ -148,7 +153,7 @@ impl Elastic {
             };
         }
         if self.workers.len() >= WORKERS_MAX {
-            return Some(format!("the job has seen {WORKERS_MAX} workers and accepts no more"));
+            return Some(format!("the job has {WORKERS_MAX} workers and accepts no more"));
         }
         self.difference(hello)
     }
@@ -225,6 +230,15 @@ impl Elastic {
         }
     }
 
+    fn computed(&mut self, now_ms: u64, worker: usize, load: HostLoad, actions: &mut Actions) {
+        if let Some(state) = self.workers.get_mut(&worker) {
+            (state.computed_ms, state.load) = (Some(now_ms), load);
+        }
+        if let Some(rank) = self.rank(worker) {
+            self.forward(now_ms, CoordinatorEvent::Computed { rank, load }, actions);
+        }
+    }
+
     fn stopped(&mut self, now_ms: u64, worker: usize, since_ms: Option<u64>, actions: &mut Actions) {
         if let Some(state) = self.workers.get_mut(&worker) {
             state.stopped_ms = since_ms;
@@ -286,6 +300,7 @@ impl Elastic {
             self.tell(&ControlMessage::CoordinatorHeartbeat { moved: true }, outside, actions);
         }
         self.check_silence(now_ms, actions);
+        self.forget(now_ms);
         self.expel_late(now_ms, actions);
         self.restart(now_ms, actions);
         self.try_to_form(now_ms, actions);
@@ -306,6 +321,17 @@ impl Elastic {
                 actions.push(CoordinatorAction::Kill { rank: *worker, link: state.link });
             }
         }
+    }
+
+    /// Nothing comes of those who joined and are gone. Of the launcher's, any may be started again.
+    pub(super) fn forget(&mut self, now_ms: u64) {
+        let deadlines = self.config.deadlines;
+        let members = self.group.as_ref().map_or(&[][..], |group| &group.members);
+        let first = self.config.workers;
+        self.workers.retain(|worker, state| {
+            let is_over = state.lost_ms.is_some() && state.is_gone() && state.is_fenced(now_ms, deadlines);
+            *worker < first || !is_over || members.contains(worker)
+        });
     }
 
     /// Who does not leave the generation before in time is lost.

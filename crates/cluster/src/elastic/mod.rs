@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use worker::WorkerState;
 
-/// Most workers that a job ever knows, lost ones among them.
+/// Most workers that a job knows at a time, lost ones that may not be gone among them.
 const WORKERS_MAX: usize = 1 << 12;
 /// Heartbeats before a lost worker is started again; each time it doubles.
 const RESTART_HEARTBEATS: f64 = 0.25;
@@ -144,6 +144,8 @@ pub struct Elastic {
     /// Workers lost since a generation went on without knowing of them, in words.
     lost: Vec<String>,
     restarts: u32,
+    /// How many have joined later.
+    joined: usize,
     /// When the last generation was over.
     over_ms: u64,
     interrupted: Option<i32>,
@@ -172,6 +174,7 @@ impl Elastic {
             step: 0,
             lost: Vec::new(),
             restarts: 0,
+            joined: 0,
             over_ms: now_ms,
             interrupted: None,
             verdict: Verdict {

@@ -371,3 +371,23 @@ fn a_failure_of_its_own_ends_the_job() {
     let actions = job.say(1, 0, ControlMessage::Fail { text: "the loss is NaN".into(), culprit: None });
     assert!(text(&actions).contains("the loss is NaN"), "{actions:?}");
 }
+
+/// A job that runs for long may see any number of workers come and go.
+#[test]
+fn those_who_joined_and_left_are_forgotten() {
+    let mut job = Job::formed(CONFIG);
+    for round in 0..2 * WORKERS_MAX {
+        let link = 100 + round;
+        let actions = job.hello(link, ANY_RANK, "1");
+        assert!(actions.contains(&CoordinatorAction::Notice(Notice::Spare { rank: 4 + round, host: "a".into() })));
+        job.step(CoordinatorEvent::Closed { link });
+        (0..4).for_each(|worker| {
+            let activity = Activity { step: 1, progress: round as u64, call: None, in_call: false, waits: false };
+            job.say(worker, 0, ControlMessage::Heartbeat(activity));
+        });
+        job.step(CoordinatorEvent::Tick);
+    }
+    let settled = job.now_ms + 10 * CONFIG.deadlines.heartbeat_ms;
+    job.core.forget(settled);
+    assert_eq!((job.core.workers.len(), job.core.links.len(), job.core.generation), (4, 4, 0));
+}

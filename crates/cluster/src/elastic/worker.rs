@@ -1,6 +1,8 @@
 //! What the coordinator of an elastic job knows of one worker: a process, whatever rank it has or had.
 
+use crate::compute::HostLoad;
 use crate::deadlines::Deadlines;
+use crate::membership::detect::{silent_because, silent_ms};
 use crate::message::Hello;
 use crate::rank_state::Exit;
 
@@ -24,6 +26,9 @@ pub(super) struct WorkerState {
     pub heard_ms: u64,
     /// When its process was started, or its link came.
     pub started_ms: u64,
+    /// When its process was last seen to compute, and how crowded its host was.
+    pub computed_ms: Option<u64>,
+    pub load: HostLoad,
     pub stopped_ms: Option<u64>,
     pub closed_ms: Option<u64>,
     pub exit: Option<Exit>,
@@ -50,6 +55,8 @@ impl WorkerState {
             asked: false,
             heard_ms: now_ms,
             started_ms: now_ms,
+            computed_ms: None,
+            load: HostLoad::default(),
             stopped_ms: None,
             closed_ms: None,
             exit: None,
@@ -89,7 +96,7 @@ impl WorkerState {
             // The end of its process, if somebody sees it, says more.
             (None, Some(since_ms), _) if self.launched => since_ms + deadlines.exit_ms(),
             (None, Some(since_ms), _) => since_ms,
-            (None, None, Some(_)) => self.heard_ms + deadlines.silence_ms(),
+            (None, None, Some(_)) => silent_ms(deadlines, self.heard_ms, self.computed_ms),
             (None, None, None) => self.started_ms + join_ms,
         }
     }
@@ -98,10 +105,7 @@ impl WorkerState {
         match (self.stopped_ms, self.closed_ms, self.link) {
             (Some(_), _, _) => format!("its process was stopped for {} ms", deadlines.stopped_ms()),
             (None, Some(_), _) => "it closed its control link".into(),
-            (None, None, Some(_)) => {
-                let silence_ms = deadlines.silence_ms();
-                format!("no heartbeat for {silence_ms} ms; its process is stopped or its host is unreachable")
-            }
+            (None, None, Some(_)) => silent_because(deadlines, self.heard_ms, self.computed_ms, self.load),
             (None, None, None) => format!("it did not join within {join_ms} ms"),
         }
     }

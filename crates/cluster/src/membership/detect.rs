@@ -1,8 +1,30 @@
 //! Finds ranks that are silent, that others wait for, or that hang while others make progress.
 
 use super::{HUNG_STEPS, JobPhase, Membership, Weight};
+use crate::compute::HostLoad;
+use crate::deadlines::Deadlines;
 use crate::rank_state::RankState;
 use kolo_comm::Fault;
+
+/// When a rank that was heard then counts as lost if it stays silent. One whose process is seen to compute is not stopped,
+/// nor cut off: its host may be overloaded, and it has as long as one that does not move.
+pub(crate) fn silent_ms(deadlines: Deadlines, heard_ms: u64, computed_ms: Option<u64>) -> u64 {
+    let (silence_ms, computes_until) = (deadlines.silence_ms(), heard_ms + deadlines.stall_ms());
+    let computed_ms = computed_ms.map_or(0, |computed_ms| (computed_ms + silence_ms).min(computes_until));
+    (heard_ms + silence_ms).max(computed_ms)
+}
+
+/// Why it does.
+pub(crate) fn silent_because(deadlines: Deadlines, heard_ms: u64, computed_ms: Option<u64>, load: HostLoad) -> String {
+    let waited_ms = silent_ms(deadlines, heard_ms, computed_ms) - heard_ms;
+    let crowded = if load.is_crowded() { format!("; its host is overloaded, with {load}") } else { String::new() };
+    match waited_ms >= deadlines.stall_ms() {
+        true => format!("no heartbeat for {waited_ms} ms, although its process computes{crowded}"),
+        false => {
+            format!("no heartbeat for {waited_ms} ms; its process is stopped or its host is unreachable{crowded}")
+        }
+    }
+}
 
 impl Membership {
     /// Suspects a rank that gives no heartbeat or makes no progress.
@@ -18,7 +40,7 @@ impl Membership {
         };
         let deadline = |state: &RankState| match state.stopped_ms {
             Some(since_ms) => since_ms + stopped_ms,
-            None if state.joined => (state.heard_ms + silence_ms).max(not_before_ms),
+            None if state.joined => silent_ms(self.deadlines, state.heard_ms, state.computed_ms).max(not_before_ms),
             None => u64::MAX,
         };
         // At its end a process closes its link before it is gone, and may be stopped in between.
@@ -28,7 +50,7 @@ impl Membership {
         if let Some(state) = silent.filter(|state| now_ms >= deadline(state)) {
             let why = match state.stopped_ms {
                 Some(_) => format!("its process was stopped for {stopped_ms} ms"),
-                None => format!("no heartbeat for {silence_ms} ms; its process is stopped or its host is unreachable"),
+                None => silent_because(self.deadlines, state.heard_ms, state.computed_ms, state.load),
             };
             let (rank, fault) = (state.rank, self.lost(state.rank, why));
             return self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);

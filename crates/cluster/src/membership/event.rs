@@ -1,5 +1,6 @@
 //! What the membership is told, what it decides, and its verdict on the job.
 
+use crate::compute::HostLoad;
 use crate::rank_state::Exit;
 use kolo_comm::Fault;
 use kolo_comm::watch::Activity;
@@ -38,6 +39,11 @@ pub enum MembershipEvent {
     },
     Continued {
         rank: usize,
+    },
+    /// Its process has computed since this was last said; its host's load.
+    Computed {
+        rank: usize,
+        load: HostLoad,
     },
     /// Its process cannot be reached or watched any more.
     Trouble {

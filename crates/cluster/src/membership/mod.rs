@@ -7,7 +7,7 @@
 //! closed link, or one rank's report about another may be a consequence of something else: for a moment, the membership waits
 //! for stronger evidence.
 
-mod detect;
+pub(crate) mod detect;
 mod event;
 
 pub use event::{MembershipAction, MembershipEvent, Verdict};
@@ -172,6 +172,10 @@ impl Membership {
             MembershipEvent::Continued { rank } => {
                 let state = &mut self.states[rank];
                 (state.stopped_ms, state.heard_ms) = (None, now_ms);
+            }
+            MembershipEvent::Computed { rank, load } => {
+                let state = &mut self.states[rank];
+                (state.computed_ms, state.load) = (Some(now_ms), load);
             }
             MembershipEvent::Trouble { rank, why } => {
                 let fault = self.lost(rank, why);

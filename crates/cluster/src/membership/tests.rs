@@ -1,4 +1,5 @@
 use super::*;
+use crate::compute::HostLoad;
 use kolo_comm::call::short_name;
 use kolo_comm::{CallKind, ElementType, Reduction};
 
@@ -256,4 +257,34 @@ fn a_rank_that_is_stopped_at_its_end_is_named_soon() {
             if text.contains("rank 1 on node1 was lost") && text.contains("its process was stopped for 1000 ms"));
         assert!(abort, "closed {closed}: {actions:?}");
     }
+}
+
+/// On an overloaded machine the thread of the heartbeats waits for a core, while others of its process have one.
+#[test]
+fn a_rank_that_computes_is_not_silent() {
+    let load = HostLoad { average_tenths: 302, cores: 2 };
+    let lost = |computes_until_ms: u64| {
+        let mut core = joined(2);
+        (0..200_000).step_by(50).find_map(|now_ms| {
+            let mut actions =
+                core.step(now_ms, MembershipEvent::Heartbeat { rank: 0, activity: at(now_ms, None, false) });
+            if now_ms.is_multiple_of(250) && now_ms <= computes_until_ms {
+                actions.extend(core.step(now_ms, MembershipEvent::Computed { rank: 1, load }));
+            }
+            actions.extend(core.step(now_ms, MembershipEvent::Tick));
+            (!actions.is_empty()).then(|| (now_ms, text(&actions).to_string()))
+        })
+    };
+    let (now_ms, why) = lost(0).unwrap();
+    assert!(now_ms == 1500 && why.contains("rank 1 on node1 was lost"), "{now_ms} {why}");
+    assert!(why.contains("no heartbeat for 1500 ms; its process is stopped"), "{why}");
+    // It neither computes nor speaks any more.
+    let (now_ms, why) = lost(10_000).unwrap();
+    assert!(
+        now_ms == 11_500 && why.contains("its host is overloaded, with a load average of 30.2 on 2 cores"),
+        "{why}"
+    );
+    let (now_ms, why) = lost(u64::MAX).unwrap();
+    assert_eq!(now_ms, DEADLINES.stall_ms());
+    assert!(why.contains("no heartbeat for 60000 ms, although its process computes; its host is overloaded"), "{why}");
 }

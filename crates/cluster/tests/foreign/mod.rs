@@ -49,6 +49,25 @@ fn file(home: &Path) -> std::path::PathBuf {
     home.join(".kolo/run/torch-.127.0.0.1.29500.")
 }
 
+/// Ranks that meet through a file have no launcher of ours that sees the end of one that has not come yet.
+pub fn a_rank_lost_before_it_joins_is_named_soon() {
+    let home = temporary();
+    let mut children = start_with(3, 0..3, home.path(), &["slow", "2"], &[(HEARTBEAT, "1000")]);
+    let since = Instant::now();
+    while !home.path().join("here-2").exists() || !file(home.path()).exists() {
+        assert!(since.elapsed() < SOON, "rank 2 did not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Seen to live once.
+    std::thread::sleep(Duration::from_secs(2));
+    children[2].kill().unwrap();
+    let (codes, text) = end(children);
+    assert_eq!(codes, [Some(1), Some(1), None], "{text}");
+    assert!(errors(&text) == 1 && text.contains("rank 2"), "{text}");
+    assert!(text.contains("was lost during its start: its process has ended"), "{text}");
+    assert!(since.elapsed() < Duration::from_secs(50), "sooner than one that never comes: {text}");
+}
+
 fn errors(text: &str) -> usize {
     text.matches("error: ").count()
 }

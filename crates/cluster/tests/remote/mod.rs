@@ -130,6 +130,9 @@ pub fn launch(arguments: &[String]) {
         if let Notice::Event { rank, bytes } = notice {
             println!("event {rank} {}", String::from_utf8_lossy(bytes));
         }
+        if let Notice::Suspended { .. } = notice {
+            println!("suspended");
+        }
     })
     .unwrap();
     if let Some(message) = outcome.message() {
@@ -173,6 +176,19 @@ pub fn a_suspended_launcher_of_hosts() {
     super::ctrl_z(child.id() as i32, &pids);
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
+    all_gone(&pids);
+}
+
+/// Nobody is told that it stops, and it is silent for longer than anybody's patience with a host that does not answer.
+pub fn a_stopped_launcher_of_hosts_is_awaited() {
+    let out = temporary();
+    let words = [&out.path().to_string_lossy(), "a:2,b:2", "127.0.0.1", "local", "train", "1500"];
+    let (child, pids) = start_launcher(&words);
+    super::suspend(&[child.id() as i32], Duration::from_secs(4));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("suspended"), "{said}");
     all_gone(&pids);
 }
 

@@ -2,6 +2,7 @@
 
 use kolo_cluster::Member;
 use kolo_cluster::join::{self, Discovery, JoinOptions};
+use kolo_cluster::startup_watch::StartupWatch;
 use kolo_comm::call::short_name;
 use kolo_comm::{Bootstrap, CallKind, ElementType, Fault, Fingerprint, Reduction};
 use std::os::unix::process::CommandExt;
@@ -68,6 +69,15 @@ pub fn run(arguments: &[String]) {
     if behaviour == "stop_early" && std::env::var("KOLO_RANK").unwrap() == "1" {
         // SAFETY: stops this process.
         unsafe { libc::raise(libc::SIGSTOP) };
+    }
+    if behaviour == "slow" && std::env::var("RANK").is_ok_and(|rank| rank == arguments[1]) {
+        // It reads its data, and has not come to join the others.
+        let lookup = |name: &str| std::env::var(name).ok();
+        let rank_info = kolo_cluster::launcher::detect(&lookup).unwrap().expect("started by a launcher");
+        let _announced = StartupWatch::announce(&rank_info, &lookup, 1000);
+        let folder = std::env::var(HERE).unwrap();
+        std::fs::write(std::path::Path::new(&folder).join(format!("here-{}", rank_info.rank)), "").unwrap();
+        std::thread::sleep(std::time::Duration::from_secs(1000));
     }
     let mut member = join();
     assert_eq!(member.roster.len(), member.world);

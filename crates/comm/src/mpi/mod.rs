@@ -22,6 +22,7 @@ use crate::transport::{BOOTSTRAP_BYTES_MAX, Bootstrap, Transport};
 use crate::watch::{STALL_HEARTBEATS, Watch};
 use choose::Launch;
 use group::MpiGroup;
+use kolo_base::ShownPath;
 use library::Library;
 use std::ffi::c_int;
 use std::path::Path;
@@ -197,7 +198,7 @@ fn open(launch: &Launch, env: EnvLookup<'_>, named: Option<&Path>) -> Result<Lib
             Err(why) => tried.push(if why.contains(&*path.to_string_lossy()) {
                 why
             } else {
-                format!("{}: {why}", path.display())
+                format!("{}: {why}", path.shown())
             }),
         }
     }

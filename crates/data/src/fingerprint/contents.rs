@@ -6,7 +6,7 @@ use kolo_base::lock;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 /// Files whose contents count. Of more, so many that are spread evenly.
@@ -60,10 +60,7 @@ fn digest(paths: &[PathBuf], skips: bool, whole_bytes_max: u64) -> Result<blake3
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(sizes.len());
-    std::thread::scope(|scope| {
-        (1..threads).for_each(|_| _ = scope.spawn(work));
-        work();
-    });
+    kolo_base::on_threads(threads, work);
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(paths.len() as u64).to_le_bytes());
     for ((path, bytes), digest) in sizes.iter().zip(&digests) {
@@ -78,8 +75,8 @@ fn digest(paths: &[PathBuf], skips: bool, whole_bytes_max: u64) -> Result<blake3
 }
 
 /// A digest of all of a file, or of so many chunks of it.
-fn of_file(path: &PathBuf, bytes: u64, chunks: Option<u64>, block: &mut Vec<u8>) -> io::Result<blake3::Hash> {
-    let file = File::open(path)?;
+fn of_file(path: &Path, bytes: u64, chunks: Option<u64>, block: &mut Vec<u8>) -> io::Result<blake3::Hash> {
+    let file = kolo_base::open_regular(path)?;
     let mut hasher = blake3::Hasher::new();
     let chunks = chunks.map(|chunks| chunks.max(CHUNKS_OF_FILE_MIN));
     match chunks.filter(|chunks| chunks.saturating_mul(CHUNK_BYTES) < bytes) {

@@ -108,7 +108,7 @@ fn sniff(path: &Path, head: &[u8]) -> bool {
             || path.join(BATCH_100).is_file() && names(path, Set::Cifar100, true).is_some();
     }
     // A pipe is read once.
-    let Some(file) = path.is_file().then(|| File::open(path).ok()).flatten() else { return false };
+    let Some(file) = open_regular(path).ok() else { return false };
     let bytes = file.metadata().map_or(0, |meta| meta.len());
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     // A packed one is known by its name, as its size is not.

@@ -14,6 +14,7 @@ use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
 use columns::{DatasetColumn, Values};
 use hdf5_reader::storage::{Storage, StorageBuffer};
 use hdf5_reader::{Dataset, Hdf5File, OpenOptions};
+use kolo_base::ShownPath;
 use kolo_graph::settings::{Setting, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -399,7 +400,7 @@ fn same_columns(first: &OpenFile, here: &OpenFile) -> Result<(), OpenError> {
     match kinds(first) == kinds(here) {
         true => Ok(()),
         false => {
-            let message = format!("its datasets are not those of {}", first.path.display());
+            let message = format!("its datasets are not those of {}", first.path.shown());
             let hint = "files that are read together need the same datasets, but for the number of records";
             Err(ReadError::new(message, hint).in_file(&here.path).into())
         }

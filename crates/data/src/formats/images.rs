@@ -17,7 +17,6 @@ use crate::record::{Record, RecordColumn, RecordKind, RecordName};
 use kolo_graph::settings::Settings;
 use listing::{Listing, entries};
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -205,7 +204,7 @@ impl Reader for Images {
         }
         let bytes = record.bytes(0);
         bytes.reserve(meta.len() as usize + 1);
-        let file = File::open(&path).map_err(failed)?;
+        let file = kolo_base::open_regular(&path).map_err(failed)?;
         file.take(IMAGE_BYTES_MAX).read_to_end(bytes).map_err(failed)?;
         if bytes.is_empty() {
             return wrong("the image is empty".into());

@@ -24,6 +24,7 @@ use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use ::parquet::file::reader::{ChunkReader, Length};
 use bytes::Bytes;
 use columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
+use kolo_base::ShownPath;
 use kolo_graph::settings::Settings;
 use leaf::LeafReader;
 use pages::Claims;
@@ -428,7 +429,7 @@ fn same_columns(first: &TableColumns, first_path: &Path, schema: &Schema, file: 
     let count = first.records.len().max(other.records.len());
     let Some(differs) = (0..count).find(|column| !same(*column)) else { return Ok(()) };
     let name = first.records.get(differs).or(other.records.get(differs)).map_or("", |column| &column.name);
-    let message = format!("its column \"{name}\" is not the one of {}", first_path.display());
+    let message = format!("its column \"{name}\" is not the one of {}", first_path.shown());
     Err(ReadError::new(message, "files that are read together need the same columns in the same order")
         .in_file(&file.path))
 }

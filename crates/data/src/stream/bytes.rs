@@ -4,6 +4,7 @@ use super::{HEAD_BYTES, HEAD_BYTES_MAX, STANDARD_INPUT};
 use crate::error::ReadError;
 use crate::files::{DataFile, damaged};
 use crate::unpack::{MAGIC_BYTES, Packing, Unpacked};
+use kolo_base::ShownPath;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -48,7 +49,7 @@ enum Inner {
 
 impl fmt::Debug for ByteStream {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}, byte {}", self.path.display(), self.offset)
+        write!(out, "{}, byte {}", self.path.shown(), self.offset)
     }
 }
 

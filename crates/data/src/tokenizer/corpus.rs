@@ -6,6 +6,7 @@ use crate::files::DataFile;
 use crate::format::{OpenError, Reader, choose};
 use crate::formats::tokens::Description;
 use crate::record::{Record, RecordKind, RecordValue};
+use kolo_base::ShownPath;
 use kolo_graph::settings::Settings;
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -37,7 +38,7 @@ impl TextSource {
             (Some(column), _) => (column, (choose(&files, settings)?.open)(&files, settings)?),
             (None, None) => return Ok(Self(Kind::Files(files))),
             (None, Some(table)) => {
-                let message = format!("is missing, and {} is a table", table.path.display());
+                let message = format!("is missing, and {} is a table", table.path.shown());
                 return Err(settings.wrong("column", message, "name the column with the text").into());
             }
         };

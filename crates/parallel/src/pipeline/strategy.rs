@@ -15,7 +15,6 @@ use kolo_graph::Graph;
 use kolo_graph::graph::Phase;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::State;
-use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,11 +83,8 @@ fn read(settings: &Settings) -> Result<Option<Pipeline>, SettingError> {
 
 /// What a regular file holds, up to what is too much for a schedule: a pipe would be waited for, and a device may never end.
 fn read_file(path: &str) -> io::Result<Vec<u8>> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
     let mut content = Vec::new();
-    File::open(path)?.take(text::TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut content)?;
+    kolo_base::open_regular(path.as_ref())?.take(text::TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut content)?;
     Ok(content)
 }
 

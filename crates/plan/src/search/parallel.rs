@@ -18,13 +18,7 @@ pub fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync)
         }
         done
     };
-    let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let parts: Vec<_> = (0..cores).map(|_| scope.spawn(share)).collect();
-        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<(usize, R)>>| {
-            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        parts.into_iter().flat_map(join).collect()
-    });
+    let mut all: Vec<(usize, R)> = kolo_base::on_threads(cores, share).into_iter().flatten().collect();
     all.sort_unstable_by_key(|(at, _)| *at);
     all.into_iter().map(|(_, result)| result).collect()
 }

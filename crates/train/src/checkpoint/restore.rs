@@ -6,6 +6,7 @@ use crate::job::Job;
 use crate::log::Log;
 use crate::report::{EpochRow, number_or_null, numbers_or_null};
 use crate::together;
+use kolo_base::ShownPath;
 use kolo_ckpt::{Checkpoint, Header, RealDisk};
 use kolo_comm::Communicator;
 use kolo_exec::Store;
@@ -111,15 +112,15 @@ pub fn newest(job: &Job, dir: &CheckpointDir, world: Option<&Communicator>) -> R
     let first = world.is_none_or(|world| world.rank() == 0);
     let found = match first {
         true => find(&dir.root).map_err(|error| error.to_string()),
-        false => Ok((None, Vec::new())),
+        false => Ok((None, Vec::new(), 0)),
     };
     let text = serde_json::to_vec(&found).map_err(|error| Error::bug(&error))?;
     let all = together::gather_bytes(world, &text)?;
-    let found: Result<(Option<String>, Vec<String>), String> =
+    let found: Result<(Option<String>, Vec<String>, usize), String> =
         serde_json::from_slice(&all[0]).map_err(|error| Error::bug(&error))?;
-    let (path, mut notes) = found.map_err(|message| Error::checkpoint(&message))?;
+    let (path, mut notes, skipped) = found.map_err(|message| Error::checkpoint(&message))?;
     let Some(path) = path else {
-        return match notes.len() {
+        return match skipped {
             0 => Ok(None),
             count => Err(none_is_sound(&dir.root, count, &notes[0])),
         };
@@ -132,14 +133,14 @@ pub fn newest(job: &Job, dir: &CheckpointDir, world: Option<&Communicator>) -> R
     Ok(Some(Resumed { checkpoint, record, notes }))
 }
 
-fn find(root: &Path) -> Result<(Option<String>, Vec<String>), kolo_ckpt::CkptError> {
+/// The newest sound checkpoint, notes on those that were passed over, and their number.
+fn find(root: &Path) -> Result<(Option<String>, Vec<String>, usize), kolo_ckpt::CkptError> {
     if !root.exists() {
-        return Ok((None, Vec::new()));
+        return Ok((None, Vec::new(), 0));
     }
     let newest = kolo_ckpt::newest_valid(&RealDisk::shared(), root)?;
     let path = newest.checkpoint.map(|checkpoint| checkpoint.dir().to_string_lossy().into_owned());
-    let skipped = newest.skipped.iter().map(|(path, why)| format!("note: skipped {}: {why}", path.display()));
-    Ok((path, skipped.collect()))
+    Ok((path, kolo_ckpt::skipped_notes(&newest.skipped), newest.skipped.len()))
 }
 
 /// There are checkpoints, but the run cannot go on from any: it must not begin anew beside them.
@@ -147,7 +148,7 @@ fn none_is_sound(root: &Path, count: usize, newest: &str) -> Error {
     let newest = newest.trim_start_matches("note: skipped ");
     let what = if count == 1 { "the only checkpoint".into() } else { format!("none of the {count} checkpoints") };
     Error::Checkpoint {
-        message: format!("{}: {what} {} be read; {newest}", root.display(), if count == 1 { "cannot" } else { "can" }),
+        message: format!("{}: {what} {} be read; {newest}", root.shown(), if count == 1 { "cannot" } else { "can" }),
         hint: "`kolo ckpt verify` lists what is damaged; restore them from a copy, or start again with --overwrite or \
                another --out directory"
             .into(),
@@ -274,14 +275,14 @@ impl Resumed {
 fn read(checkpoint: &Checkpoint, entry: &Entry, out: &mut [u8]) -> Result<(), Error> {
     let failed = |message: String| Error::checkpoint(&message);
     let Some(tensor) = checkpoint.tensor(&entry.tensor) else {
-        let path = checkpoint.dir().display();
+        let path = checkpoint.dir().shown();
         return Err(failed(format!(
             "{path} has no tensor `{}`\n  hint: resume with the job that saved it: same model, same optimizer",
             entry.tensor
         )));
     };
     if tensor.whole[..] != entry.whole[..] || tensor.dtype != entry.ty.dtype {
-        let path = checkpoint.dir().display();
+        let path = checkpoint.dir().shown();
         return Err(failed(format!(
             "{path} has `{}` as {} of shape {:?}, but the job has {} of shape {:?}\n  \
              hint: resume with the job that saved it: same model, same optimizer",

@@ -9,6 +9,7 @@ use crate::record::OutDir;
 use crate::run_dir::RunDir;
 use crate::trainer::Trainer;
 use crate::{machine, together};
+use kolo_base::ShownPath;
 use kolo_base::{lock, wait};
 use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary, Unfinished};
 use kolo_comm::Communicator;
@@ -173,8 +174,13 @@ impl Saver {
         })
     }
 
-    /// The checkpoints are in this directory: nothing becomes visible there, and nothing is removed, unless it is the run's.
+    /// The checkpoints are in this directory, which has begun to be the run's: from here on nothing becomes visible there, and
+    /// nothing is removed, unless it still is. What is missing is not made again.
     pub fn write_into(&mut self, out: &OutDir) {
+        if self.is_first() {
+            // Why it cannot be made, the first save says.
+            let _ = std::fs::create_dir_all(&self.dir.root);
+        }
         self.out = Some(out.clone());
     }
 
@@ -390,7 +396,7 @@ impl Saver {
         match outcome {
             Ok(Published { path, left }) => {
                 self.visible = Some(step);
-                self.outcome.left.extend(left.map(|error| format!("after {} was saved: {error}", path.display())));
+                self.outcome.left.extend(left.map(|error| format!("after {} was saved: {error}", path.shown())));
                 self.outcome.saved.push(path);
             }
             Err(error) => self.outcome.failed.push(error.to_string()),
@@ -480,7 +486,7 @@ fn prepare(dir: &CheckpointDir, world: Option<&Communicator>, goes_on: bool) -> 
     let all = together::gather_bytes(world, &text)?;
     let made: Result<(u64, bool), String> = serde_json::from_slice(&all[0]).map_err(|error| Error::bug(&error))?;
     let (attempt, marked) = made.map_err(|message| Error::Checkpoint {
-        message: format!("{}: {message}", dir.root.display()),
+        message: format!("{}: {message}", dir.root.shown()),
         hint: "choose another --out directory, or free some space there".into(),
     })?;
     let sees = if marked { mark(&dir.root, attempt).exists() } else { dir.root.is_dir() };

@@ -1,6 +1,7 @@
 //! Starting from weights that were learnt before: `[model] from`, `freeze` and `fresh`.
 
 use crate::error::Error;
+use kolo_base::ShownPath;
 use kolo_base::matches_pattern;
 use kolo_ckpt::mapping::ARCHITECTURES;
 use kolo_ckpt::transfer::read_json;
@@ -102,7 +103,7 @@ impl StartWeights {
             }
             false => Ok(()),
         })?;
-        let skipped = skipped.iter().map(|(path, why)| format!("note: skipped {}: {why}", path.display()));
+        let skipped = kolo_ckpt::skipped_notes(&skipped).into_iter();
         let surplus = surplus(&source, names).map(|text| format!("note: {from} {text}"));
         Ok(skipped.chain(surplus).chain(other_config(&source, settings)).collect())
     }
@@ -118,7 +119,7 @@ fn other_config(source: &TensorSource, settings: &[(String, String)]) -> Option<
     let kind = settings.iter().find(|(key, _)| key == "model.kind").map(|(_, kind)| kind.trim_matches('"'))?;
     let of_kind = ARCHITECTURES.iter().find(|one| one.is_of(kind, settings) && !one.config.is_empty())?;
     let wrong = of_kind.refuses_config(&config, settings);
-    (!wrong.is_empty()).then(|| format!("note: {}: {}", beside.display(), wrong.join("; ")))
+    (!wrong.is_empty()).then(|| format!("note: {}: {}", beside.shown(), wrong.join("; ")))
 }
 
 /// What of the weights the model has no place for, as of one with fewer layers.

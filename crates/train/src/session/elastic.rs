@@ -17,6 +17,7 @@ use crate::quantiles::Quantiles;
 use crate::report::GenerationRow;
 use crate::together;
 use crate::trainer::Trainer;
+use kolo_base::ShownPath;
 use kolo_base::lock;
 use kolo_comm::{Communicator, Fault};
 pub(super) use progress::{Mark, Progress};
@@ -320,7 +321,7 @@ impl Run<'_> {
             saver.has(resumed.record.step);
         }
         resumed.notes.iter().for_each(|note| self.observer.note(note));
-        let path = resumed.checkpoint.dir().display();
+        let path = resumed.checkpoint.dir().shown();
         self.observer.note(&format!("resuming after step {} from {path}", resumed.record.step));
         self.restore(resumed.record);
         Ok(())

@@ -604,7 +604,8 @@ fn a_directory_that_is_another_by_now_is_left_alone() {
         let (ended, notes) = run(OutDir::new(path.clone(), required), &removed);
         let message = ended.unwrap_err();
         assert!(message.contains("run: it was removed or renamed while this run wrote into it"), "{message}");
-        assert!(notes.iter().any(|note| note.contains("it was removed or renamed")), "{notes:?}");
+        // How many saves fail before the end is the clock's.
+        assert!(notes.iter().all(|note| note.contains("it was removed")), "{notes:?}");
         assert!(!path.exists(), "nothing is made anew");
     }
     let temp = tempfile::tempdir().unwrap();

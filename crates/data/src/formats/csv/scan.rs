@@ -7,6 +7,7 @@ use crate::files::Contents;
 use crate::formats::encoding;
 use crate::record::Record;
 use csv_core::{ReadRecordResult, ReaderBuilder};
+use kolo_base::ShownPath;
 use kolo_graph::settings::{SettingError, Settings};
 use std::collections::BTreeSet;
 use std::io::{Cursor, Read, Write};
@@ -442,7 +443,7 @@ impl ColumnScan {
     /// Why the column is text, if numbers stand in it too.
     pub fn reason(&self) -> Option<String> {
         let (path, line, text) = self.text.as_ref().filter(|_| self.numbers > 0)?;
-        Some(format!("{}, line {line}: \"{text}\" is not a number", path.display()))
+        Some(format!("{}, line {line}: \"{text}\" is not a number", path.shown()))
     }
 }
 

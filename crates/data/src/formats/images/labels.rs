@@ -5,7 +5,6 @@ use super::listing::{Listing, entries};
 use crate::error::{ReadError, shown};
 use crate::formats::labels::Labels;
 use std::collections::HashSet;
-use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 pub(super) const NAME: &str = "labels.csv";
@@ -40,7 +39,7 @@ pub(super) fn left_out(directory: &Path, listing: &Listing) -> Result<Vec<String
 /// Reads the file, and lists the images that it names.
 pub(super) fn read(directory: &Path, listing: &mut Listing) -> Result<Labels, ReadError> {
     let path = directory.join(NAME);
-    let opened = File::open(&path).map_err(|error| ReadError::io(&path, &error))?;
+    let opened = kolo_base::open_regular(&path).map_err(|error| ReadError::io(&path, &error))?;
     let mut reader = csv::ReaderBuilder::new().has_headers(true).flexible(true).from_reader(opened);
     let (mut texts, mut known, mut line) = (Vec::new(), HashSet::new(), csv::StringRecord::new());
     let wrong = |message: String, offset: u64| ReadError::new(message, HINT).in_file(&path).at(offset);

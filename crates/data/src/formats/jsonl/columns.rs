@@ -2,6 +2,7 @@
 
 use crate::formats::json;
 use crate::record::{Record, RecordKind};
+use kolo_base::ShownPath;
 use kolo_graph::types::DIMS_MAX;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -59,7 +60,7 @@ impl KeyScan {
     /// Why the column is text, if numbers stand in it too.
     pub fn reason(&self) -> Option<String> {
         let (path, line, text) = self.text.as_ref().filter(|_| self.shape.is_some())?;
-        Some(format!("{}, line {line}: \"{text}\" is not a number", path.display()))
+        Some(format!("{}, line {line}: \"{text}\" is not a number", path.shown()))
     }
 }
 
