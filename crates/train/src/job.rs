@@ -127,6 +127,8 @@ pub struct Job {
     pub clip: Option<f32>,
     /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
     pub precision: Precision,
+    /// The job says so, as opposed to the default.
+    pub precision_asked: bool,
     pub rounding: Rounding,
     /// The factor by which gradients are scaled at first, in f16.
     pub loss_scale: Option<f64>,
@@ -200,6 +202,7 @@ impl Job {
         let steps_per_epoch = (split.train_len() / batch).max(usize::from(evaluates));
         let rules = TrainRules::read(&train, &*model, steps_per_epoch, batch)?;
         rules.check_early_stop(&train, &split)?;
+        let precision_asked = train.has("precision");
         train.finish()?;
         let facts = Facts { freezes: !start.freeze.is_empty(), ..rules.facts(reproducible) };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
@@ -224,6 +227,7 @@ impl Job {
             schedule: rules.schedule,
             clip: rules.clip,
             precision: rules.precision,
+            precision_asked,
             loss_scale: rules.loss_scale,
             rounding: rules.rounding,
             eval_every: rules.eval_every,
