@@ -202,6 +202,9 @@ impl Described<'_> {
             return Err(Failure::usage(message, "allow more, or change -n, the device or the length of the run"));
         }
         if let Some(miss) = &found.nearest {
+            // A limit is about what the job holds, a device's memory about that and its reserve.
+            let reserved = if self.limits.memory.is_some() { 0.0 } else { miss.memory.reserved };
+            let miss = &NearMiss { memory: DeviceMemory { reserved, ..miss.memory }, ..miss.clone() };
             let kinds: Vec<String> = memory_kinds(&miss.memory)
                 .into_iter()
                 .filter(|(_, bytes)| *bytes >= 1.0)
