@@ -138,6 +138,8 @@ pub enum Listing {
     Sources,
     Strategies,
     Ops,
+    /// Clusters that `--cluster` knows by name
+    Clusters,
 }
 
 /// What every command on a job takes.
@@ -422,8 +424,8 @@ pub struct PlanArgs {
     /// Show what limits the step, and which changes would help most
     #[arg(long)]
     pub why: bool,
-    /// Plan for the cluster that this file (TOML) describes
-    #[arg(long, value_name = "FILE")]
+    /// Plan for the cluster that this file (TOML) describes, or for one of `kolo list clusters`
+    #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<PathBuf>,
     /// With --search: rank so many layouts, those that differ in their micro-batches alone, too; without it ten of different kinds
     #[arg(long, value_name = "COUNT")]
@@ -482,8 +484,8 @@ pub struct SimulateArgs {
     /// Override a key of the job file, such as --set parallel.tensor=8
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// The cluster file (TOML): device, levels, links, failures
-    #[arg(long, value_name = "FILE")]
+    /// The cluster file (TOML): device, levels, links, failures; or one of `kolo list clusters`
+    #[arg(long, value_name = "FILE|NAME")]
     pub cluster: PathBuf,
     /// A device in place of the one that the cluster file names: its name, or a file such as mine.toml
     #[arg(long)]
@@ -570,9 +572,8 @@ pub struct BenchDevice {
 
 #[derive(Debug, ClapArgs)]
 pub struct BenchPublished {
-    /// The folder of `rows.toml` and of the job and cluster files that it names
-    #[arg(default_value = "bench/published")]
-    pub folder: PathBuf,
+    /// The folder of `rows.toml` and of the job and cluster files that it names; by default those that kolo carries
+    pub folder: Option<PathBuf>,
     /// Only rows whose names contain this; may be repeated
     #[arg(long)]
     pub only: Vec<String>,

@@ -1,5 +1,6 @@
 //! The cluster that a plan or a simulation is about: described in a file, by the name of a device, or this machine.
 
+use crate::clusters;
 use crate::fail::Failure;
 use kolo_comm::CallKind;
 use kolo_config::FileKind;
@@ -30,13 +31,17 @@ const USUAL_LINKS: [(&str, &str, &str); 8] = [
 
 const CLUSTER_FILE: FileKind = FileKind {
     noun: "cluster file",
-    missing: "check the path; examples/clusters/h100.toml is one",
+    missing: "check the path, or name a cluster of `kolo list clusters`",
     too_large: "a cluster file describes a device and a few levels of links",
 };
 
-/// The cluster that a file describes.
-pub fn from_file(path: &Path) -> Result<Cluster, Failure> {
-    let root = kolo_config::read(path, &CLUSTER_FILE)?;
+/// The cluster of this name, or that a file describes.
+pub fn named_or_from_file(path: &Path) -> Result<Cluster, Failure> {
+    let name = path.to_string_lossy();
+    let root = match clusters::named(&name).filter(|_| !path.exists()) {
+        Some(file) => kolo_config::parse(file.text, &format!("the built-in {name}.toml"))?,
+        None => kolo_config::read(path, &CLUSTER_FILE)?,
+    };
     Ok(Cluster::read(&root, &DeviceTable::built_in()?)?)
 }
 
@@ -132,6 +137,7 @@ pub fn machine_of(rates: &Rates, workers: usize, threads: usize) -> Result<Clust
         doc: "as measured now".into(),
         peak,
         memory_bytes: memory,
+        reserved_bytes: Device::usual_reserve(memory, true),
         bandwidth: rates.bytes * cores_of_one,
         product_share: 1.0,
         stream_share: 1.0,

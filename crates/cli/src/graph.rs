@@ -31,6 +31,7 @@ pub fn list(kinds: &Kinds, what: Listing) -> Result<(), Failure> {
         Listing::Models => kinds.models.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
         Listing::Sources => kinds.sources.iter().for_each(|kind| println!("{:<22} {}", kind.name, kind.doc)),
         Listing::Strategies => kinds.strategies.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
+        Listing::Clusters => crate::clusters::list(),
         Listing::Ops => kolo_ops::registry().iter().for_each(|kind| println!("{}", kind.name)),
     }
     Ok(())

@@ -21,6 +21,7 @@ mod bench_nccl;
 mod byte_progress;
 mod ckpt;
 mod classes;
+mod clusters;
 mod cores;
 mod data_command;
 mod described;

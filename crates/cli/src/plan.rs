@@ -1,7 +1,7 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
 mod calibrate;
-mod layouts;
+pub(crate) mod layouts;
 mod placement;
 mod shared;
 pub(crate) mod text;
@@ -11,14 +11,14 @@ use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
 use crate::workers;
-use kolo_exec::Options;
+use kolo_exec::{Options, Program};
 use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, MemoryPlan, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::memory_check::{self, HostUsage, Shortage};
 use kolo_train::memory_limit::{self, Wanted, WorkersNow};
-use kolo_train::step::raw_graph;
+use kolo_train::step::{program_of, raw_graph};
 use kolo_train::trial_run::{self, TrialRun, TrialSetup};
 use kolo_train::worker_plan::WorkerPlan;
 use serde_json::json;
@@ -151,7 +151,11 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         let MemoryPlan { evaluation, data, checkpoint, process, .. } = memory;
         cost.memory = MemoryPlan { evaluation, data, checkpoint, process, ..largest.cost.memory };
     }
-    cost.parameters = raw_graph(job, &job.parallel, Purpose::Training)?.parameter_count();
+    // What one worker runs is the whole model; of others' parts the forward pass alone shows all parameters.
+    if workers > 1 {
+        let whole = Purpose::Evaluation { batch: job.grain_batch() };
+        cost.parameters = raw_graph(job, &job.parallel, whole)?.parameter_count();
+    }
     check_limit(job, device.as_ref().unwrap_or(&cost.memory), &setup, options)?;
     let usage = HostUsage::alike(&cost.memory, per_host, job.parallel.home().is_shared());
     let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
@@ -163,10 +167,9 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     let steps = run_steps(args, job);
     // What does not fit cannot be tried.
-    let measured = match shared {
-        _ if shortage.is_some() || args.by_rates => None,
-        None => Some(trial_run::run(job, &program.graph, setup, trial_run::TIME_LIMIT)?),
-        Some(shared) => shared.try_out(job, setup)?,
+    let measured = match shortage.is_some() || args.by_rates {
+        true => None,
+        false => tried(job, &program, setup, shared)?,
     };
     Ok(Prediction {
         modelled_seconds: shared.map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),
@@ -191,6 +194,23 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         shared: all_workers,
         shortage,
     })
+}
+
+/// How a little of the step went here. `None` if too many workers share the model to try them one by one.
+fn tried(job: &Job, first: &Program, setup: TrialSetup, shared: Option<&Shared>) -> Result<Option<TrialRun>, Failure> {
+    match shared {
+        None => Ok(Some(trial_run::run(job, &first.graph, setup, trial_run::TIME_LIMIT)?)),
+        Some(shared) => shared.try_out(job, setup),
+    }
+}
+
+/// The same of a job of which nothing is known yet, on workers of this host.
+pub(crate) fn try_out(job: &Job, setup: TrialSetup) -> Result<Option<TrialRun>, Failure> {
+    let mesh = load::mesh(job, setup.workers, 0)?;
+    let options = Options::for_grains(job.grains / mesh.size(DATA), setup.threads);
+    let program = program_of(job, &job.parallel, &mesh, options)?;
+    let shared = Shared::new(job, setup.workers, options, &Rates::measure())?;
+    tried(job, &program, setup, shared.as_ref().filter(|one| one.splits_model))
 }
 
 /// Steps of the whole run: the job's own, unless flags say how long it is. An epoch leaves out what does not fill a batch.

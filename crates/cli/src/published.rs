@@ -1,8 +1,9 @@
 //! `kolo bench published`: what the model of cost says of results that others have published, beside those results.
 //!
-//! A folder holds `rows.toml`, and the job and cluster files that its rows name.
+//! A folder holds `rows.toml`, and the job and cluster files that its rows name. Those of bench/published are part of the program.
 
 use crate::args::BenchPublished;
+use crate::clusters::PUBLISHED;
 use crate::fail::{Failure, write_file};
 use crate::load::Kinds;
 use crate::output::println;
@@ -26,6 +27,11 @@ const CLUSTER_FILE: FileKind = FileKind {
     noun: "cluster file",
     missing: "check the path in `rows.toml`",
     too_large: "a cluster file describes a device and a few levels of links",
+};
+const JOB_FILE: FileKind = FileKind {
+    noun: "job file",
+    missing: "check the path in `rows.toml`",
+    too_large: "a job file describes a model and its data",
 };
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -78,13 +84,14 @@ impl Outcome {
 }
 
 pub fn published(kinds: &Kinds, args: &BenchPublished) -> Result<(), Failure> {
-    let root = kolo_config::read(&args.folder.join("rows.toml"), &ROWS_FILE)?;
+    let folder = Folder(args.folder.as_deref());
+    let root = folder.read("rows.toml", &ROWS_FILE)?;
     let rows = root.tables("row", "[[row]]")?.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
     root.finish()?;
     let wanted = |row: &Row| args.only.iter().all(|part| row.name.contains(part.as_str()));
     let mut outcomes = Vec::new();
     for row in rows.into_iter().filter(wanted) {
-        outcomes.push(outcome(kinds, &args.folder, row)?);
+        outcomes.push(outcome(kinds, &folder, row)?);
     }
     print(&outcomes, args.explain);
     match &args.report {
@@ -125,11 +132,26 @@ fn read_row(section: &Settings) -> Result<Row, SettingError> {
     Ok(row)
 }
 
-fn outcome(kinds: &Kinds, folder: &Path, row: Row) -> Result<Outcome, Failure> {
-    let mut root = job_file::read(&folder.join(&row.job))?;
+/// Where the files lie: in a folder, or in the program.
+struct Folder<'a>(Option<&'a Path>);
+
+impl Folder<'_> {
+    fn read(&self, name: &str, kind: &FileKind) -> Result<Settings, Failure> {
+        if let Some(folder) = self.0 {
+            return Ok(kolo_config::read(&folder.join(name), kind)?);
+        }
+        let stem = name.strip_suffix(".toml").unwrap_or(name);
+        let file = PUBLISHED.iter().find(|file| file.name == stem);
+        let file = file.ok_or_else(|| Failure::usage(format!("{name} is no built-in {}", kind.noun), kind.missing))?;
+        Ok(kolo_config::parse(file.text, &format!("the built-in {name}"))?)
+    }
+}
+
+fn outcome(kinds: &Kinds, folder: &Folder<'_>, row: Row) -> Result<Outcome, Failure> {
+    let mut root = folder.read(&row.job, &JOB_FILE)?;
     row.set.iter().try_for_each(|assignment| job_file::override_with(&mut root, assignment))?;
     let job = kinds.read(&root)?;
-    let described = kolo_config::read(&folder.join(&row.cluster), &CLUSTER_FILE)?;
+    let described = folder.read(&row.cluster, &CLUSTER_FILE)?;
     let cluster = Cluster::read(&described, &DeviceTable::built_in()?)?;
     let mut cache = AnatomyCache::default();
     let model = step_model(&job, row.devices, &cluster, &mut cache)?;

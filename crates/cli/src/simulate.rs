@@ -12,16 +12,19 @@ use crate::described;
 use crate::elastic;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load::{self, Kinds};
+use crate::plan::layouts::table::fitting_lines;
 use kolo_plan::cluster::Cluster;
 use kolo_plan::failures::LayoutSpeed;
+use kolo_plan::search::fitting::layouts_that_fit;
 use kolo_plan::search::space::divisors;
-use kolo_plan::search::{Candidate, LayoutModels};
+use kolo_plan::search::{Candidate, LayoutModels, Limits};
 use kolo_plan::simulate::picture::{self, Picture, ScalingPoint};
 use kolo_plan::simulate::{Conditions, SimulatedStep, SlowRank, simulate_step};
 use kolo_plan::slow_devices::FACTOR_MAX;
 use kolo_plan::step_model::StepModel;
 use kolo_train::Job;
 use kolo_train::layout_models::JobModels;
+use kolo_train::machine::format_bytes;
 use weeks::Weeks;
 
 /// Everything that a simulation found.
@@ -48,7 +51,7 @@ const DOUBLINGS_MAX: usize = 6;
 pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     weeks::check(args)?;
     [&args.json, &args.svg, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
-    let mut cluster = described::from_file(&args.cluster)?;
+    let mut cluster = described::named_or_from_file(&args.cluster)?;
     if let Some(name) = &args.device {
         cluster.device = described::device(name)?;
     }
@@ -67,6 +70,7 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     let models = JobModels::new(job, &cluster)?;
     let candidate = models.own(devices)?;
     let model = model_of(&models, &candidate, &cluster)?;
+    check_memory(&models, &candidate, &model, &cluster, devices)?;
     let step = simulate_step(&model, &cluster, &conditions).map_err(|error| Failure::job(error.to_string(), HINT))?;
     let curve = Curve { models: &models, candidate: candidate.clone(), cluster: &cluster };
     // Only an elastic job has another layout to go on with.
@@ -83,6 +87,26 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
 }
 
 const HINT: &str = "see docs/simulation.md";
+
+/// Refuses a layout that needs more memory than a device has: no run of it could last a step.
+fn check_memory(
+    models: &JobModels<'_>,
+    candidate: &Candidate,
+    model: &StepModel,
+    cluster: &Cluster,
+    devices: usize,
+) -> Result<(), Failure> {
+    let Some(role) = model.largest().filter(|_| !model.fits()) else { return Ok(()) };
+    let limits = Limits { steps: 1.0, ..Limits::default() };
+    let found = layouts_that_fit(candidate, &models.space(devices), models, cluster, &limits);
+    let message = format!(
+        "the layout {candidate} needs {} of the {} of a device\n  {}",
+        format_bytes(role.memory.total() as u64),
+        format_bytes(cluster.device.memory_bytes as u64),
+        fitting_lines(&found).join("\n  ")
+    );
+    Err(Failure::usage(message, "simulate one that fits; `kolo plan --search` finds the fastest"))
+}
 
 fn write_files(args: &SimulateArgs, simulation: &Simulation) -> Result<(), Failure> {
     if let Some(path) = &args.json {

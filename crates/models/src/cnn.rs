@@ -1,7 +1,7 @@
 //! A small convolutional network: 3×3 convolutions, one pooling, two linear layers.
 
 use crate::layers::Conv;
-use crate::{Build, Model, ModelKind, Outputs, classify, data_classes, data_shape};
+use crate::{Build, Model, ModelKind, Outputs, classify, data_classes, data_shape, layer_sizes};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -35,7 +35,7 @@ pub(crate) fn image(
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
     Ok(Box::new(Cnn {
         image: image(settings, data, [1, 8, 8])?,
-        channels: settings.counts("channels", &[16, 32])?,
+        channels: layer_sizes(settings, "channels", &[16, 32])?,
         hidden: settings.size("hidden", 64)?,
         classes: settings.size("classes", data_classes(data, "y").unwrap_or(10))?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,

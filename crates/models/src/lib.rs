@@ -121,6 +121,18 @@ pub struct ModelKind {
 /// Layers of a model, at most: each is built and compiled by itself.
 pub const LAYERS_MAX: usize = 10_000;
 
+/// The sizes of layers one behind the other: a list of at most [`LAYERS_MAX`].
+pub(crate) fn layer_sizes(settings: &Settings, key: &str, default: &[usize]) -> Result<Vec<usize>, SettingError> {
+    let sizes = settings.counts(key, default)?;
+    match sizes.len() {
+        count if count > LAYERS_MAX => {
+            let message = format!("has {count} layers, but at most {LAYERS_MAX} are possible");
+            Err(settings.wrong(key, message, "write fewer and wider layers"))
+        }
+        _ => Ok(sizes),
+    }
+}
+
 /// The zoo.
 pub const MODELS: &[ModelKind] = &[
     mlp::KIND,

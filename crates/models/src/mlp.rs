@@ -1,6 +1,6 @@
 //! A multi-layer perceptron on flattened inputs: a classifier, or, if the data's target is numbers, a regression.
 
-use crate::{Better, Build, Model, ModelKind, Outputs, classify, data_classes, data_shape};
+use crate::{Better, Build, Model, ModelKind, Outputs, classify, data_classes, data_shape, layer_sizes};
 use kolo_graph::field::{Field, Kind};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -36,7 +36,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
     };
     Ok(Box::new(Mlp {
         input: given.filter(|shape| shape.iter().product::<usize>() == inputs).unwrap_or(vec![inputs]),
-        hidden: settings.counts("hidden", &[512, 512])?,
+        hidden: layer_sizes(settings, "hidden", &[512, 512])?,
         target,
         activation: settings.choice("activation", &["relu", "tanh", "gelu", "sigmoid", "silu"])?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,

@@ -11,8 +11,10 @@
 //! What is computed again may differ from layer to layer ([`RecomputePlan`]): a layer that keeps everything is a block of which
 //! nothing runs again.
 //!
-//! An exchange between ranks is never repeated. It would cost the time of the link once more, and a repetition would have to
-//! come in the same order on all ranks; its result is kept instead, which is as small as a block's input.
+//! An exchange between ranks is repeated under `full` alone: it costs the time of the link once more. Otherwise its result is kept,
+//! which is as large as what every rank has of a block's input, times the ranks where these share its tokens. Ranks have to repeat
+//! the same exchanges in the same order, whatever sizes their parts have: under `full`, what runs again follows from who reads what,
+//! not from bytes, and a model that has no layers, and is cut where few bytes cross, repeats none.
 
 mod blocks;
 mod choose;
@@ -33,20 +35,28 @@ pub enum Recompute {
     None,
     /// What is cheap for its size: elementwise ops, norms, dropout. Results of products are kept.
     Selective,
-    /// Whole blocks, from their inputs.
+    /// Whole blocks, from their inputs. Results of exchanges inside them are kept.
     Blocks,
+    /// Whole layers, exchanges and all: of a layer only its input is kept.
+    Full,
 }
 
 impl Recompute {
     /// From the one that takes the least time to the one that takes the least memory.
-    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Blocks];
+    pub const ALL: [Recompute; 4] = [Recompute::None, Recompute::Selective, Recompute::Blocks, Recompute::Full];
     /// How a job file writes them; the default comes first.
-    pub const NAMES: [&'static str; 3] = ["none", "blocks", "selective"];
+    pub const NAMES: [&'static str; 4] = ["none", "blocks", "selective", "full"];
+
+    /// Those that differ: without exchanges inside layers, `full` is `blocks`.
+    pub fn that_differ(exchanges_in_layers: bool) -> &'static [Recompute] {
+        if exchanges_in_layers { &Self::ALL } else { &Self::ALL[..Self::ALL.len() - 1] }
+    }
 
     pub fn name(self) -> &'static str {
         match self {
             Recompute::None => "none",
             Recompute::Blocks => "blocks",
+            Recompute::Full => "full",
             Recompute::Selective => "selective",
         }
     }

@@ -106,6 +106,11 @@ impl Cluster {
         }
     }
 
+    /// Bytes of every device that no plan fills.
+    pub fn reserved_bytes(&self) -> f64 {
+        self.system.reserved_bytes.unwrap_or(self.device.reserved_bytes)
+    }
+
     pub fn devices(&self) -> usize {
         self.levels.iter().map(|level| level.count).product()
     }

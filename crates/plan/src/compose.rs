@@ -284,8 +284,11 @@ pub(crate) fn hide(exchanges: &mut [PlannedExchange], mut seconds: f64) {
 }
 
 fn add_exchange(sum: &mut Vec<PlannedExchange>, one: &PlannedExchange) {
-    let same =
-        |other: &&mut PlannedExchange| other.axis == one.axis && other.kind == one.kind && other.bytes == one.bytes;
+    let same = |other: &&mut PlannedExchange| {
+        let waits = |exchange: &PlannedExchange| exchange.exposed >= exchange.seconds;
+        let key = |exchange: &PlannedExchange| (exchange.kind, exchange.bytes, waits(exchange));
+        other.axis == one.axis && key(other) == key(one)
+    };
     match sum.iter_mut().find(same) {
         Some(known) => {
             known.times += one.times;

@@ -85,13 +85,37 @@ pub struct Device {
     /// Rows and columns of a product that one multiprocessor computes at a time.
     pub tile: [usize; 2],
     pub price_per_hour: Option<f64>,
+    /// Bytes of its memory that no plan fills: see [`Device::usual_reserve`].
+    pub reserved_bytes: f64,
     /// Of cores.
     pub peers: Option<PeerLink>,
     /// The measurement that the shares were fitted on.
     pub fitted_on: Option<String>,
 }
 
+/// Of a small memory, the process takes no more than this share.
+const RESERVED_SHARE_MAX: f64 = 0.1;
+/// What a process takes of a GPU's memory beside what it computes with: the context of CUDA with the code of its kernels and the
+/// workspaces of cuBLAS and cuDNN, and the buffers of NCCL's channels (PyTorch's take 2 GiB for both).
+const CONTEXT_BYTES: f64 = 0.6 * GIB;
+const COLLECTIVES_BYTES: f64 = 1.4 * GIB;
+/// The share of a memory that lies in holes between what is in use, or that others of a host hold.
+const HOLES_SHARE: f64 = 0.02;
+
 impl Device {
+    /// Bytes that are kept free on a device of its class, where neither its entry nor the cluster says how many: on GPUs for the
+    /// context, collectives and holes; on cores for holes.
+    pub fn usual_reserve(memory: f64, is_core: bool) -> f64 {
+        let process = if is_core { 0.0 } else { CONTEXT_BYTES + COLLECTIVES_BYTES };
+        process.min(memory * RESERVED_SHARE_MAX) + memory * HOLES_SHARE
+    }
+
+    /// What a job that does not say it is computed in: bf16 where there are units for it, else f16 where there are some, else f32.
+    pub fn usual_precision(&self) -> Precision {
+        let is_faster = |precision: Precision| self.peak[precision as usize] > self.peak[Precision::F32 as usize];
+        [Precision::Bf16, Precision::F16].into_iter().find(|one| is_faster(*one)).unwrap_or_default()
+    }
+
     /// Peak operations per second; a precision the device does not have runs as the next wider one.
     pub fn peak(&self, precision: Precision) -> f64 {
         let upto = Precision::ALL.iter().position(|one| *one == precision).unwrap_or(0);
@@ -201,11 +225,16 @@ fn read(name: &str, section: &Settings, known: Option<&Device>) -> Result<Device
     let fitted_on = text("fitted_on", known.and_then(|device| device.fitted_on.as_deref()))?;
     let price =
         section.float_in("price_per_hour", known.and_then(|device| device.price_per_hour).unwrap_or(0.0), 0.0, 1e6)?;
+    let peers = read_peers(section, known.and_then(|device| device.peers))?;
+    let memory_bytes = needed(section, "memory_gib", known.map(|device| device.memory_bytes / GIB), GIB_MAX)? * GIB;
+    let same = known.filter(|device| device.memory_bytes == memory_bytes);
+    let reserve = same.map_or(Device::usual_reserve(memory_bytes, peers.is_some()), |device| device.reserved_bytes);
     let device = Device {
         name: name.into(),
         doc: text("doc", known.map(|device| device.doc.as_str()))?,
         peak,
-        memory_bytes: needed(section, "memory_gib", known.map(|device| device.memory_bytes / GIB), GIB_MAX)? * GIB,
+        memory_bytes,
+        reserved_bytes: section.float_in("reserved_gib", reserve / GIB, 0.0, GIB_MAX)? * GIB,
         bandwidth: needed(section, "bandwidth_gbs", known.map(|device| device.bandwidth / 1e9), GIB_MAX)? * 1e9,
         product_share: needed(section, "product_share", Some(default(|device| device.product_share, 0.7)), 1.0)?,
         stream_share: needed(section, "stream_share", Some(default(|device| device.stream_share, 0.85)), 1.0)?,
@@ -219,7 +248,7 @@ fn read(name: &str, section: &Settings, known: Option<&Device>) -> Result<Device
         units: section.count_in("units", known.map_or(1, |device| device.units), 1, 1 << 20)?,
         tile: [rows, columns],
         price_per_hour: (price > 0.0).then_some(price),
-        peers: read_peers(section, known.and_then(|device| device.peers))?,
+        peers,
         fitted_on: (!fitted_on.is_empty()).then_some(fitted_on),
     };
     section.finish()?;
@@ -254,6 +283,20 @@ mod tests {
         assert_eq!(table.find("v100").unwrap().peak(Precision::Bf16), 125e12);
         assert_eq!(table.find("p100").unwrap().peak(Precision::F16), 10.6e12);
         assert_eq!(table.find("a100-80").unwrap().peak(Precision::F8), 312e12);
+    }
+
+    #[test]
+    fn a_class_of_devices_has_a_usual_precision_and_reserve() {
+        let table = DeviceTable::built_in().unwrap();
+        let usual = |name: &str| table.find(name).unwrap().usual_precision();
+        let wanted = [Precision::Bf16, Precision::Bf16, Precision::F16, Precision::F32, Precision::F32];
+        assert_eq!(["h100-80", "rtx4090", "v100", "p100", "cpu-core"].map(usual), wanted);
+        let gib = |device: &Device| device.reserved_bytes / GIB;
+        assert!((gib(table.find("h100-80").unwrap()) - (2.0 + 0.02 * 79.1)).abs() < 1e-9);
+        assert!((gib(table.find("cpu-core").unwrap()) - 0.08).abs() < 1e-9);
+        let own = extended("[h100-80]\nreserved_gib = 1\n[h200]\nproduct_share = 0.5\n").unwrap();
+        assert_eq!(gib(own.find("h100-80").unwrap()), 1.0);
+        assert_eq!(own.find("h200").unwrap().reserved_bytes, table.find("h200").unwrap().reserved_bytes);
     }
 
     #[test]

@@ -115,6 +115,7 @@ pub fn device_of(name: &str, rows: &[DeviceRow], facts: &DeviceFacts) -> Device 
         doc: facts.doc.clone(),
         peak: Precision::ALL.map(|precision| product(precision).unwrap_or(0.0)),
         memory_bytes: facts.memory_bytes,
+        reserved_bytes: Device::usual_reserve(facts.memory_bytes, facts.peers.is_some()),
         bandwidth,
         product_share: 1.0,
         stream_share: 1.0,

@@ -48,6 +48,12 @@ impl ParallelLayout {
         self.axes.iter().map(|(_, size)| size).product()
     }
 
+    /// Whether ranks share layers, so that there are exchanges inside them.
+    pub fn shares_layers(&self) -> bool {
+        use kolo_parallel::axes::{DATA, PIPELINE};
+        self.axes.iter().any(|(name, size)| *size > 1 && name != DATA && name != PIPELINE)
+    }
+
     /// The order of work of the pipeline, for so many micro-batches of a step; `None` without a pipeline.
     pub fn schedule(&self, micro_batches: usize) -> Result<Option<PipelineSchedule>, ScheduleError> {
         let ranks = self.size(kolo_parallel::axes::PIPELINE);

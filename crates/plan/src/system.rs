@@ -6,6 +6,10 @@ use kolo_graph::settings::{SettingError, Settings};
 
 const MIB: f64 = (1u64 << 20) as f64;
 
+/// What 35 published runs of FSDP between hosts show, of seven sources: their median error is 0.5 % with this share, and 7 % if all that
+/// could overlap did.
+const OVERLAP_SHARE: f64 = 0.6;
+
 /// What the system that trains does, where systems differ. The defaults are kolo's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SystemTraits {
@@ -35,6 +39,9 @@ pub struct SystemTraits {
     /// Whether weights are gathered, and their gradients scattered, while other layers are computed. Not where the cores that compute
     /// exchange, too.
     pub overlaps_gathers: bool,
+    /// Of the time in which gathers and scatters between hosts could go on beside computing, the share in which they do: they wait for
+    /// each other, for the slowest rank and for memory, and pass several links one after the other.
+    pub overlap_share: f64,
     /// Whether new weights of others' shares are gathered while the next step's first micro-batch comes forward, rather than before it.
     pub overlaps_updates: bool,
     /// Whether attention keeps no scores.
@@ -53,8 +60,9 @@ pub struct SystemTraits {
     pub sums_tied_once: bool,
     /// The spread of a rank's step time, as a share of it: the slowest of many sets the pace of all.
     pub jitter: f64,
-    /// Memory of the framework itself on each device: context, libraries, buffers of collectives.
-    pub reserved_bytes: f64,
+    /// Memory of the framework itself on each device: context, libraries, buffers of collectives. What is usual on the device if that is
+    /// not said.
+    pub reserved_bytes: Option<f64>,
     /// What an allocator holds beyond the activations and temporaries that are in use, as a share of them.
     pub fragments: f64,
 }
@@ -74,6 +82,7 @@ impl Default for SystemTraits {
             overlaps_layers: true,
             overlaps_products: false,
             overlaps_gathers: true,
+            overlap_share: OVERLAP_SHARE,
             overlaps_updates: false,
             flash_attention: true,
             attention_share: None,
@@ -83,13 +92,48 @@ impl Default for SystemTraits {
             scatters_sends: false,
             sums_tied_once: false,
             jitter: 0.0,
-            reserved_bytes: 0.0,
+            reserved_bytes: None,
             fragments: 0.0,
         }
     }
 }
 
 impl SystemTraits {
+    /// The same system if all exchanges that other work can hide were hidden, or none.
+    pub fn overlapping(self, all: bool) -> Self {
+        match all {
+            true => Self { overlap_share: 1.0, ..self },
+            false => Self {
+                overlaps_gradients: false,
+                overlaps_layers: false,
+                overlaps_products: false,
+                overlaps_gathers: false,
+                overlaps_updates: false,
+                ..self
+            },
+        }
+    }
+
+    /// Whether what lies in memory is what kolo itself keeps there.
+    pub fn keeps_what_kolo_keeps(&self) -> bool {
+        let own = Self::default();
+        let kept = |one: &Self| {
+            let Self { repeats_exchanges, gradient_bytes, fuses, flash_attention, .. } = *one;
+            let Self { repeats_products, logit_copies, equal_stages, fragments, .. } = *one;
+            (
+                repeats_exchanges,
+                gradient_bytes,
+                fuses,
+                flash_attention,
+                repeats_products,
+                logit_copies,
+                equal_stages,
+                fragments,
+            )
+        };
+        kept(self) == kept(&own)
+    }
+
     pub fn read(section: &Settings) -> Result<Self, SettingError> {
         let default = SystemTraits::default();
         let precision = section.text("precision", "")?;
@@ -108,6 +152,7 @@ impl SystemTraits {
         }
         let channels_first = section.bool("channels_first", false)?;
         let attention_share = section.float_in("attention_share", 1.0, 0.001, 1.0)?;
+        let reserved = section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * GIB;
         let system = SystemTraits {
             precision: named,
             algorithm: chosen,
@@ -119,6 +164,7 @@ impl SystemTraits {
             fuses: section.bool("fuses", default.fuses)?,
             channels_first: section.has("channels_first").then_some(channels_first),
             overlaps_gathers: section.bool("overlaps_gathers", default.overlaps_gathers)?,
+            overlap_share: section.float_in("overlap_share", default.overlap_share, 0.0, 1.0)?,
             overlaps_updates: section.bool("overlaps_updates", default.overlaps_updates)?,
             overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
             overlaps_products: section.bool("overlaps_products", default.overlaps_products)?,
@@ -130,7 +176,7 @@ impl SystemTraits {
             scatters_sends: section.bool("scatters_sends", default.scatters_sends)?,
             sums_tied_once: section.bool("sums_tied_once", default.sums_tied_once)?,
             jitter: section.float_in("jitter", default.jitter, 0.0, 1.0)?,
-            reserved_bytes: section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * GIB,
+            reserved_bytes: section.has("reserved_gib").then_some(reserved),
             fragments: section.float_in("fragments", default.fragments, 0.0, 1.0)?,
         };
         section.finish()?;

@@ -133,6 +133,8 @@ pub struct Job {
     pub clip: Option<f32>,
     /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
     pub precision: Precision,
+    /// The job says so, as opposed to the default.
+    pub precision_asked: bool,
     pub rounding: Rounding,
     /// What each class weighs in the loss, if they do not weigh the same.
     pub class_weights: Option<Vec<f32>>,
@@ -210,6 +212,7 @@ impl Job {
         let rules = TrainRules::read(&train, &*model, steps_per_epoch, batch)?;
         rules.check_early_stop(&train, &split)?;
         let class_weights = class_weights::read(&train, &*source, &split, &*model)?;
+        let precision_asked = train.has("precision");
         train.finish()?;
         let facts = Facts { freezes: !start.freeze.is_empty(), ..rules.facts(reproducible) };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
@@ -235,6 +238,7 @@ impl Job {
             clip: rules.clip,
             precision: rules.precision,
             class_weights,
+            precision_asked,
             loss_scale: rules.loss_scale,
             rounding: rules.rounding,
             eval_every: rules.eval_every,

@@ -8,7 +8,7 @@
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::WholeStep;
-use crate::step_model::{anatomy_of, precision_of};
+use crate::step_model::{PlannedPrecision, anatomy_of};
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::Model;
 use kolo_parallel::keys;
@@ -58,6 +58,9 @@ pub struct JobModels<'j> {
 
 fn graph_key(candidate: &Candidate) -> GraphKey {
     let Candidate { tensor, tokens, sequence, slices, recompute, .. } = *candidate;
+    // Without exchanges inside layers, `full` is `blocks`.
+    let differs = Recompute::that_differ(tensor > 1 || tokens > 1).contains(&recompute);
+    let recompute = if differs { recompute } else { Recompute::Blocks };
     (tensor, tokens, sequence, slices, recompute, candidate.layers.clone())
 }
 
@@ -72,7 +75,7 @@ impl<'j> JobModels<'j> {
     pub fn new(job: &'j Job, cluster: &Cluster) -> Result<Self, Error> {
         Ok(Self {
             job,
-            precision: precision_of(job, cluster.system.precision),
+            precision: PlannedPrecision::of(job, cluster).precision,
             // Sums whose bits are promised go directly from every rank to every other.
             algorithm: cluster.system.algorithm.unwrap_or(match job.reproducible {
                 true => Algorithm::Direct,
@@ -158,8 +161,8 @@ impl<'j> JobModels<'j> {
     /// The same candidate with all layers computing the same again, by [`Recompute`].
     fn counted_alike(&self, candidate: &Candidate, samples: usize) -> Result<[Arc<Counted>; RECOMPUTE_KINDS], String> {
         let alike = |recompute| Candidate { recompute, layers: None, ..candidate.clone() };
-        let [none, selective, blocks] = Recompute::ALL.map(|what| self.counted(&alike(what), samples));
-        Ok([none?, selective?, blocks?])
+        let [none, selective, blocks, full] = Recompute::ALL.map(|what| self.counted(&alike(what), samples));
+        Ok([none?, selective?, blocks?, full?])
     }
 
     /// What a rank computes whose layers differ in what they compute again.

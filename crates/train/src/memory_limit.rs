@@ -6,6 +6,7 @@ use crate::job::Job;
 use crate::job_file;
 use crate::machine::format_bytes;
 use crate::memory_check::{by_kind, largest_hint};
+use crate::step::evaluation_graph;
 use crate::worker_plan::WorkerPlan;
 use kolo_exec::{Offload, Options};
 use kolo_graph::settings::Setting;
@@ -15,6 +16,7 @@ use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::{Key, Strategy};
 use kolo_parallel::{Parallel, Recompute, RecomputePlan};
 use kolo_plan::MemoryPlan;
+use std::cell::Cell;
 
 /// What the workers of a job take.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +70,12 @@ const NAMED_MAX: usize = 4;
 const WORKERS_MAX: usize = 64;
 /// Workers that share a model in one way, at most; more that share a layer are seldom on one host.
 const SHARED_MAX: usize = 8;
+
+/// Nodes of the graphs that are planned to find layouts, at most: a few seconds.
+const NODES_PLANNED_MAX: usize = 400_000;
+/// Bytes of a weight and of its gradient, which some worker has; on a device whose host keeps and updates weights, of a half-precision copy.
+const LEAST_BYTES: u64 = 8;
+const LEAST_BYTES_OF_DEVICE: u64 = 2;
 
 /// What exceeds the limit by one part in so many is far from fitting.
 const FAR: u64 = 10;
@@ -142,6 +150,8 @@ pub struct Found {
     pub fitting: Vec<Planned>,
     /// The smallest of those that do not fit.
     pub smallest: Option<Planned>,
+    /// Bytes of each of the most workers that weights and gradients alone take, if no layout was planned for that.
+    pub least: Option<u64>,
 }
 
 impl Found {
@@ -152,7 +162,10 @@ impl Found {
             let hint = "start it with one of these, or raise `memory.limit`";
             return (format!("\n  layouts that fit, with what a worker takes:{}", lines.concat()), hint.into());
         }
-        let smallest = self.smallest.as_ref().map_or(String::new(), |one| format!("; the smallest is\n    {one}"));
+        let least = self.least.filter(|_| self.smallest.is_none()).map_or(String::new(), |bytes| {
+            format!(": weights and gradients alone take {} on each of {WORKERS_MAX} workers", format_bytes(bytes))
+        });
+        let smallest = self.smallest.as_ref().map_or(least, |one| format!("; the smallest is\n    {one}"));
         let text =
             format!("\n  no layout of recompute, zero, pipeline, spatial, context, tensor and workers fits{smallest}");
         (text, format!("{}, or raise `memory.limit`", largest_hint(plan)))
@@ -165,21 +178,32 @@ pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
     let space = Space::of(job, now)?;
     let mut found = Found::default();
     for (workers, shares) in space.meshes() {
+        // What no layout of these workers can fall below needs no plan.
+        let least = space.least_bytes(workers);
+        if least > limit {
+            found.least = Some(found.least.map_or(least, |known| known.min(least)));
+            continue;
+        }
+        if space.planned_nodes.get() > NODES_PLANNED_MAX {
+            break;
+        }
         let at = |recompute, offload, zero| FittingLayout { offload, ..space.layout(workers, shares, recompute, zero) };
         let (most, offloads) = (space.zero_of(workers, shares), space.offloads());
         let last = offloads[offloads.len() - 1];
-        // Recomputing blocks takes the least, or little more if there is not much to recompute: if it is far from fitting with
+        // Recomputing everything takes the least, or little more if there is not much to recompute: if it is far from fitting with
         // every stage of ZeRO, no layout of these workers fits.
+        let recomputes = Recompute::that_differ(shares.ranks() > shares.pipeline);
+        let everything = recomputes[recomputes.len() - 1];
         let mut blocks: Vec<Planned> = Vec::new();
         for zero in 0..=most {
-            blocks.extend(space.plan(at(Recompute::Blocks, last, zero), limit)?);
+            blocks.extend(space.plan(at(everything, last, zero), limit)?);
         }
         let beyond = blocks.iter().filter(|planned| planned.bytes > limit).cloned();
         found.smallest = found.smallest.into_iter().chain(beyond).min_by_key(|planned| planned.bytes);
         if blocks.iter().all(|planned| planned.bytes - planned.bytes / FAR > limit) {
             continue;
         }
-        let kept = offloads.iter().flat_map(|offload| Recompute::ALL.map(|recompute| (recompute, *offload)));
+        let kept = offloads.iter().flat_map(|offload| recomputes.iter().map(|recompute| (*recompute, *offload)));
         let mut choices: Vec<FittingLayout> =
             kept.flat_map(|(recompute, offload)| (0..=most).map(move |zero| at(recompute, offload, zero))).collect();
         choices.sort_by_key(|layout| (space.changes(layout).len(), layout.recompute));
@@ -189,7 +213,7 @@ pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
             }
             let planned = match blocks.iter().find(|planned| planned.layout == layout) {
                 Some(known) => Some(known.clone()),
-                None if layout.recompute == Recompute::Blocks && layout.offload == last => None,
+                None if layout.recompute == everything && layout.offload == last => None,
                 None => space.plan(layout, limit)?,
             };
             found.fitting.extend(planned.filter(|planned| planned.bytes <= limit));
@@ -216,6 +240,10 @@ struct Space<'j> {
     by_tokens: bool,
     /// Images may be cut into more strips: they are in strips, or whole, and no line says how.
     in_strips: bool,
+    /// Of the whole model.
+    parameters: u64,
+    /// Nodes of all graphs that were planned so far.
+    planned_nodes: Cell<usize>,
 }
 
 impl<'j> Space<'j> {
@@ -241,7 +269,19 @@ impl<'j> Space<'j> {
         let slices = size(slices_key(by_tokens));
         let (tensor_max, tiles) = (tensor_max.min(SHARED_MAX), along(keys::TILES.name));
         let in_strips = along(WIDTH) == 1 && !job.parallel.strategies().any(Strategy::is_of_layers);
-        Ok(Self { job, now, zero_max, tensor_max, own, slices, tiles, by_tokens, in_strips })
+        let parameters = evaluation_graph(&*job.model, 1)?.parameter_count() as u64;
+        let planned_nodes = Cell::new(0);
+        Ok(Self { job, now, zero_max, tensor_max, own, slices, tiles, by_tokens, in_strips, parameters, planned_nodes })
+    }
+
+    /// Bytes that one of so many workers takes at least, however they share the model: nobody can do without weights and gradients.
+    fn least_bytes(&self, workers: usize) -> u64 {
+        let each = match (self.job.executor.allocates_on_host(), self.offloads().contains(&Offload::Weights)) {
+            (true, _) => LEAST_BYTES,
+            (false, false) => LEAST_BYTES_OF_DEVICE,
+            (false, true) => 0,
+        };
+        self.parameters * each / workers as u64
     }
 
     /// Ways to share the model that differ from the job's in one number, those that leave its bits as they are first.
@@ -340,6 +380,7 @@ impl<'j> Space<'j> {
             debug_assert_eq!(mesh.size(DATA), data);
             // A model that cannot be split so is no layout of this job.
             let Ok(plan) = WorkerPlan::new(self.job, &parallel, &mesh, Some(&mesh), options) else { return Ok(None) };
+            self.planned_nodes.set(self.planned_nodes.get() + plan.program.graph.nodes.len());
             let memory = match layout.offload == self.own.offload {
                 true => *plan.limited(),
                 false => plan.offloaded(layout.offload).unwrap_or(*plan.limited()),

@@ -62,11 +62,11 @@ pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -
     if !plan.has_lines() {
         return uniform_anatomy(job, parallel, samples, fuses);
     }
-    let [none, selective, blocks] =
+    let [none, selective, blocks, full] =
         Recompute::ALL.map(|what| uniform_anatomy(job, &parallel.clone().recomputing(what), samples, fuses));
-    let (none, selective, blocks) = (none?, selective?, blocks?);
+    let (none, selective, blocks, full) = (none?, selective?, blocks?, full?);
     let what: Vec<Recompute> = none.layers.iter().map(|layer| plan.of(layer)).collect();
-    match Anatomy::mixed([&none, &selective, &blocks], &what) {
+    match Anatomy::mixed([&none, &selective, &blocks, &full], &what) {
         Some(mixed) if !what.is_empty() => Ok(mixed),
         _ => count_whole(job, &*job.model, parallel, samples, fuses),
     }
@@ -110,13 +110,44 @@ pub fn count_whole(
     Ok(Anatomy::of(&graph, samples, flops).naming(layers).offloading(job.memory.offload))
 }
 
-/// What a job is computed in: what the system says, if it says something, or the job.
-pub fn precision_of(job: &Job, system: Option<Precision>) -> Precision {
-    system.or_else(|| Precision::named(job.precision.name())).unwrap_or_default()
+/// What a job is planned in, and who says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedPrecision {
+    pub precision: Precision,
+    pub said_by: PrecisionSource,
 }
 
-/// How the job lays itself out on so many workers. `precision` is that of the system, if it is not the job's.
-pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Result<ParallelLayout, Error> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrecisionSource {
+    /// `[system]` of the cluster file.
+    System,
+    Job,
+    /// Neither: what is usual on the device.
+    Device,
+}
+
+impl PlannedPrecision {
+    /// What the system says, if it says something, or the job, or what is usual on the device: the same wherever a plan is made.
+    pub fn of(job: &Job, cluster: &Cluster) -> Self {
+        let own = Precision::named(job.precision.name()).unwrap_or_default();
+        let (precision, said_by) = match cluster.system.precision {
+            Some(precision) => (precision, PrecisionSource::System),
+            None if job.precision_asked => (own, PrecisionSource::Job),
+            None => (cluster.device.usual_precision(), PrecisionSource::Device),
+        };
+        Self { precision, said_by }
+    }
+
+    /// The key that lets training compute as planned, if the job does not say it.
+    pub fn key(&self, job: &Job) -> Option<(&'static str, &'static str, String)> {
+        let name = self.precision.name();
+        let differs = name != job.precision.name() && kolo_exec::Precision::ALL.iter().any(|one| one.name() == name);
+        differs.then(|| ("train", "precision", format!("{name:?}")))
+    }
+}
+
+/// How the job lays itself out on so many workers.
+pub fn layout_of(job: &Job, workers: usize, precision: Precision) -> Result<ParallelLayout, Error> {
     let mesh = job.parallel.mesh(workers, 0).map_err(|refusal| Error::workers(workers, refusal))?;
     let data = mesh.size(DATA);
     if !job.grains.is_multiple_of(data) {
@@ -135,14 +166,14 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
         micro_batch: job.grain_batch(),
         micro_batches: job.grains / data,
         recompute: job.parallel.recompute().usual(),
-        precision: precision_of(job, precision),
+        precision,
         algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
     })
 }
 
 /// The model of a step of the job as it is laid out, on a cluster.
 pub fn step_model(job: &Job, workers: usize, cluster: &Cluster, cache: &mut AnatomyCache) -> Result<StepModel, Error> {
-    let mut layout = layout_of(job, workers, cluster.system.precision)?;
+    let mut layout = layout_of(job, workers, PlannedPrecision::of(job, cluster).precision)?;
     layout.algorithm = cluster.system.algorithm.unwrap_or(layout.algorithm);
     let anatomy = anatomy_on(job, &layout, cluster, cache)?;
     kolo_plan::compose(&anatomy, &layout, cluster).map_err(|refusal| Error::workers(workers, refusal))

@@ -56,6 +56,7 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
         doc: format!("calibrated on a run of {workers} workers"),
         peak,
         memory_bytes: host_bytes / workers as f64,
+        reserved_bytes: Device::usual_reserve(host_bytes / workers as f64, true),
         bandwidth,
         product_share: 1.0,
         stream_share: 1.0,

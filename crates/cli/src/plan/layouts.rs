@@ -2,7 +2,7 @@
 
 mod json;
 mod on_gpu;
-mod table;
+pub(crate) mod table;
 mod why;
 
 use crate::args::PlanArgs;
@@ -15,11 +15,12 @@ use kolo_config::edit::{KeyChange, with_keys};
 use kolo_plan::cluster::Cluster;
 use kolo_plan::search::explain::{memory_hint, memory_kinds};
 use kolo_plan::search::rank::simulated;
-use kolo_plan::search::{Candidate, LayoutModels, Limits, SearchResult, search};
+use kolo_plan::search::{Candidate, LayoutModels, Limits, NearMiss, SearchResult, search};
 use kolo_plan::step_model::DeviceMemory;
 use kolo_train::layout_models::JobModels;
 use kolo_train::machine::format_bytes;
 use kolo_train::memory_settings::parse_bytes;
+use kolo_train::step_model::PlannedPrecision;
 use kolo_train::{Job, job_file};
 use std::time::Instant;
 
@@ -41,6 +42,7 @@ struct Described<'a> {
     cluster: Cluster,
     devices: usize,
     limits: Limits,
+    precision: PlannedPrecision,
     seconds: f64,
 }
 
@@ -55,21 +57,18 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     let job = kinds.read(&load::settings_of(args.job.job.as_deref(), &args.job.set)?)?;
     let limits = limits(args, &job)?;
     let models = JobModels::new(&job, &cluster)?;
+    let precision = PlannedPrecision::of(&job, &cluster);
     let begin = Instant::now();
+    let mut described = Described { job: &job, models, cluster, devices, limits, precision, seconds: 0.0 };
     if !args.search {
-        let own = models.own(devices)?;
-        let settings = load::settings_of(args.job.job.as_deref(), &args.job.set)?;
-        // A cluster file may describe another system than ours.
-        let planned = match args.cluster {
-            Some(_) => None,
-            None => on_gpu::planned_memory(kinds.read(&settings)?, &cluster.device, devices),
-        };
-        let described = Described { job: &job, models, cluster, devices, limits, seconds: 0.0 };
+        let own = described.models.own(devices)?;
+        let planned = described.laid_out(kinds, args, &own);
         return described.show_own(own, planned, args);
     }
-    let found = search(&models.space(devices).candidates(), &models, &cluster, &limits);
-    let seconds = begin.elapsed().as_secs_f64();
-    let described = Described { job: &job, models, cluster, devices, limits, seconds };
+    let candidates = described.models.space(devices).candidates();
+    let mut found = search(&candidates, &described.models, &described.cluster, &described.limits);
+    described.lay_out_best(kinds, args, &mut found);
+    described.seconds = begin.elapsed().as_secs_f64();
     let best = described.best(&found)?;
     if args.json {
         let mut value = json::value(&described, &found);
@@ -134,7 +133,7 @@ fn cluster(args: &PlanArgs, devices: usize) -> Result<Cluster, Failure> {
         (Some(_), true) => {
             Err(Failure::usage("--device cannot be combined with --cluster", "the cluster file names the device"))
         }
-        (Some(path), false) => described::from_file(path)?.with_devices(devices).map_err(|message| {
+        (Some(path), false) => described::named_or_from_file(path)?.with_devices(devices).map_err(|message| {
             Failure::usage(message, "describe more groups at the outermost level, or ask for fewer with -n")
         }),
         (None, true) => described::usual(described::device(&args.job.device)?, devices),
@@ -160,6 +159,35 @@ fn limits(args: &PlanArgs, job: &Job) -> Result<Limits, Failure> {
 }
 
 impl Described<'_> {
+    /// The memory of a layout as the executor would lay it out on this device: the same whoever names the device. `None` where the model
+    /// of memory counts: on what is no GPU, for other systems, and where too many ranks share the model.
+    fn laid_out(&self, kinds: &Kinds, args: &PlanArgs, candidate: &Candidate) -> Option<DeviceMemory> {
+        if !self.cluster.system.keeps_what_kolo_keeps() {
+            return None;
+        }
+        let mut root = load::settings_of(args.job.job.as_deref(), &args.job.set).ok()?;
+        let precision = self.precision.key(self.job).map(|(section, key, value)| format!("{section}.{key}={value}"));
+        for assignment in candidate.assignments().into_iter().chain(precision) {
+            job_file::override_with(&mut root, &assignment).ok()?;
+        }
+        let memory = on_gpu::planned_memory(kinds.read(&root).ok()?, &self.cluster.device, self.devices)?;
+        Some(DeviceMemory { reserved: self.cluster.reserved_bytes(), ..memory })
+    }
+
+    /// Says the memory of the best layout as it would be laid out, and leaves out those before it that would not fit then.
+    fn lay_out_best(&self, kinds: &Kinds, args: &PlanArgs, found: &mut SearchResult) {
+        while let Some(best) = found.ranked.first_mut() {
+            let Some(memory) = self.laid_out(kinds, args, &best.candidate) else { return };
+            if memory.total() <= self.limits.bytes(&self.cluster, &memory) {
+                best.memory = memory;
+                return;
+            }
+            found.nearest = Some(NearMiss { candidate: best.candidate.clone(), memory });
+            found.too_large += 1;
+            found.ranked.remove(0);
+        }
+    }
+
     /// The best layout, or why there is none.
     fn best(&self, found: &SearchResult) -> Result<Candidate, Failure> {
         if let Some(best) = found.ranked.first() {
@@ -175,6 +203,9 @@ impl Described<'_> {
             return Err(Failure::usage(message, "allow more, or change -n, the device or the length of the run"));
         }
         if let Some(miss) = &found.nearest {
+            // A limit is about what the job holds, a device's memory about that and its reserve.
+            let reserved = if self.limits.memory.is_some() { 0.0 } else { miss.memory.reserved };
+            let miss = &NearMiss { memory: DeviceMemory { reserved, ..miss.memory }, ..miss.clone() };
             let kinds: Vec<String> = memory_kinds(&miss.memory)
                 .into_iter()
                 .filter(|(_, bytes)| *bytes >= 1.0)
@@ -225,7 +256,8 @@ impl Described<'_> {
             .and_then(std::io::read_to_string)
             .map_err(|error| Failure::job(format!("{name}: {error}"), "name a file that can be read"))?;
         let change = |(section, key, value)| KeyChange { section, key, value };
-        let changes: Vec<KeyChange<'_>> = best.keys().into_iter().map(change).collect();
+        let precision = self.precision.key(self.job).map(|(section, key, value)| (section, key, Some(value)));
+        let changes: Vec<KeyChange<'_>> = best.keys().into_iter().chain(precision).map(change).collect();
         let text = with_keys(&text, &name, &changes)?;
         // What is written must be a job.
         let root = job_file::parse(&text, &name)?;

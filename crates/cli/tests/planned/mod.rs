@@ -236,6 +236,11 @@ fn auto_gives_the_weights_of_the_job() {
         json_at(&dir.path().join("r.json"))["weights"].clone()
     };
     assert_eq!(digest(&[]), digest(&["-n", "2", "--auto"]));
+    let said = stdout_of(dir.path(), &["train", "job.toml", "--no-out", "-n", "2", "--auto"]);
+    let line =
+        |what: &str| said.lines().find(|line| line.starts_with(what)).unwrap_or_else(|| panic!("{what}: {said}"));
+    assert!(line("layout: ").ends_with("per step by a trial run"), "{said}");
+    assert!(line("runner-up: ").contains(" on 2 workers, "), "{said}");
 }
 
 #[test]
@@ -494,4 +499,110 @@ fn the_graph_of_a_rank_is_its_part_of_the_model() {
     }
     let output = run_in(dir.path(), &["graph", "job.toml", "-n", "4", "--rank", "4"]);
     assert!(!output.status.success(), "rank 4 of 4");
+}
+
+/// A page of the documents: its job, and its commands, which print what it shows.
+const PAPER: &str = include_str!("../../../../docs/predict-a-paper.md");
+
+#[test]
+fn the_page_on_papers_shows_what_its_commands_print() {
+    let dir = tempdir();
+    let block = |kind: &str| -> Vec<&str> {
+        let begin = format!("```{kind}\n");
+        PAPER.split(begin.as_str()).skip(1).map(|rest| rest.split("```").next().unwrap_or("")).collect()
+    };
+    std::fs::write(dir.path().join("paper.toml"), block("toml")[0]).expect("written");
+    let (mut commands, mut said) = (0, String::new());
+    for line in block("console").into_iter().flat_map(str::lines) {
+        match line.strip_prefix("$ kolo ") {
+            Some(command) => {
+                said = stdout_of(dir.path(), &command.split(' ').collect::<Vec<_>>());
+                commands += 1;
+            }
+            None => assert!(said.contains(line), "{line}\nis not in\n{said}"),
+        }
+    }
+    assert_eq!(commands, 4);
+}
+
+/// What a layout takes of memory, and what it is computed in, do not depend on who names the device.
+#[test]
+fn a_device_is_planned_alike_whoever_names_it() {
+    let dir = tempdir();
+    files(dir.path());
+    let plan = |more: &[&str]| -> Value {
+        let args = [&["plan", "job.toml", "-n", "8", "--json"], more].concat();
+        serde_json::from_str(&stdout_of(dir.path(), &args)).expect("JSON")
+    };
+    let by_name = plan(&["--device", "h100"]);
+    for other in [plan(&["--cluster", "cluster.toml"]), plan(&["--cluster", "h100"])] {
+        assert_eq!(by_name["precision"], "bf16");
+        assert_eq!(other["precision"], "bf16");
+        assert_eq!(by_name["layouts"][0]["memory"], other["layouts"][0]["memory"]);
+        assert_eq!(by_name["layouts"][0]["step_ms"], other["layouts"][0]["step_ms"]);
+    }
+    assert!(by_name["layouts"][0]["memory"]["reserved"].as_f64() > Some(3e9));
+    let said = stdout_of(dir.path(), &["plan", "job.toml", "-n", "8", "--device", "h100"]);
+    assert!(said.contains("bf16, usual on h100-80: the job does not say it, and trains in f32 without"), "{said}");
+    assert!(said.contains("reserved          3.58 GiB"), "{said}");
+    let own =
+        stdout_of(dir.path(), &["plan", "job.toml", "-n", "8", "--device", "h100", "--set", "train.precision=f32"]);
+    assert!(own.contains("f32, as the job says"), "{own}");
+    // What the search writes is computed as it was planned, and takes the memory that was said.
+    let found = searched(dir.path(), &["-n", "8", "--device", "h100", "--write"]);
+    let written = plan(&["--device", "h100"]);
+    assert!(std::fs::read_to_string(dir.path().join("job.toml")).expect("a job").contains("precision = \"bf16\""));
+    assert_eq!(found["layouts"][0]["memory"], written["layouts"][0]["memory"]);
+}
+
+/// A job that does not fit is said with settings that would, and is not simulated.
+#[test]
+fn what_does_not_fit_is_said_with_what_would() {
+    let dir = tempdir();
+    files(dir.path());
+    let large = [
+        "--set",
+        "model.width=8192",
+        "--set",
+        "model.heads=64",
+        "--set",
+        "model.layers=24",
+        "--set",
+        "model.context=2048",
+    ];
+    let said = stdout_of(dir.path(), &[&["plan", "job.toml", "-n", "16", "--cluster", "h100"], &large[..]].concat());
+    assert!(said.contains("which does not fit"), "{said}");
+    let line = said.lines().find(|line| line.contains("would fit")).expect("a layout that fits");
+    let simulate = ["simulate", "job.toml", "-n", "16", "--cluster", "h100", "--weeks", "4"];
+    let output = run_in(dir.path(), &[&simulate[..], &large[..]].concat());
+    let refused = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{refused}");
+    assert!(refused.contains("needs") && refused.contains(line.trim()), "{refused}\n{line}");
+    let set: Vec<&str> = line.split('\'').skip(1).step_by(2).flat_map(|one| ["--set", one]).collect();
+    assert!(!set.is_empty());
+    stdout_of(dir.path(), &[&simulate[..], &large[..], &set[..]].concat());
+}
+
+/// Where ranks share layers, computing again with the exchanges keeps a fraction of what computing again without them keeps.
+#[test]
+fn full_recomputation_keeps_the_inputs_of_layers_alone() {
+    let dir = tempdir();
+    files(dir.path());
+    let activations = |what: &str| {
+        let layout = [
+            "parallel.tensor=8",
+            "parallel.slices=8",
+            "parallel.sequence=\"tensor\"",
+            "model.heads=8",
+            "model.layers=24",
+        ];
+        let recompute = format!("memory.recompute={what}");
+        let mut args =
+            vec!["simulate", "job.toml", "--cluster", "h100", "-n", "8", "--json", "out.json", "--set", &recompute];
+        layout.iter().for_each(|one| args.extend(["--set", one]));
+        stdout_of(dir.path(), &args);
+        json_at(&dir.path().join("out.json"))["memory"]["activations"].as_f64().expect("bytes")
+    };
+    let [none, blocks, full] = ["none", "blocks", "full"].map(activations);
+    assert!(full * 6.0 < blocks && blocks < none, "{none} {blocks} {full}");
 }

@@ -24,7 +24,7 @@ pub(super) fn again(known: &Known<'_>, of_blocks: &[Recompute]) -> Vec<bool> {
     for (at, node) in graph.nodes.iter().enumerate().rev().filter(|(at, _)| known.block_of[*at].is_some()) {
         let is_needed = node.outputs.iter().any(|id| needed[id.0 as usize]);
         // A view costs nothing, and follows whatever it shows.
-        if is_needed && choice.may_repeat(at) && (node.op.view() || choice.is_worth(at, &needed)) {
+        if is_needed && choice.may_repeat(at) && (node.op.view() || choice.repeats(at, &needed)) {
             again[at] = true;
             node.inputs.iter().for_each(|id| needed[id.0 as usize] = true);
         }
@@ -59,15 +59,33 @@ struct Choice<'k> {
 }
 
 impl Choice<'_> {
-    /// Whether a node of a block may run twice: not if it acts outside the graph or exchanges something.
+    /// What is computed again of the block of a node.
+    fn chosen(&self, at: usize) -> Recompute {
+        self.known.block_of[at].map_or(Recompute::None, |block| self.of_blocks[block])
+    }
+
+    /// Whether a node of a block may run twice: not if it acts outside the graph, and if it exchanges something only under `full`.
     fn may_repeat(&self, at: usize) -> bool {
         let node = &self.known.graph.nodes[at];
-        let chosen = match self.known.block_of[at].map(|block| self.of_blocks[block]) {
-            Some(Recompute::Blocks) => true,
-            Some(Recompute::Selective) => node.op.work() == Work::Stream,
-            Some(Recompute::None) | None => false,
+        let chosen = match self.chosen(at) {
+            Recompute::Blocks | Recompute::Full => true,
+            Recompute::Selective => node.op.work() == Work::Stream,
+            Recompute::None => false,
         };
-        chosen && node.op.pure() && node.op.collective().is_none()
+        chosen && if node.op.collective().is_some() { self.repeats_exchanges(at) } else { node.op.pure() }
+    }
+
+    fn repeats_exchanges(&self, at: usize) -> bool {
+        self.chosen(at) == Recompute::Full && !self.known.layers.is_empty()
+    }
+
+    /// Whether to run this node again. Where exchanges are repeated, the answer has to be that of every rank: no size decides.
+    fn repeats(&self, at: usize, needed: &[bool]) -> bool {
+        if self.repeats_exchanges(at) {
+            let outputs = &self.known.graph.nodes[at].outputs;
+            return outputs.iter().any(|id| needed[id.0 as usize] && !self.kept[id.0 as usize]);
+        }
+        self.is_worth(at, needed)
     }
 
     fn bytes(&self, id: ValueId) -> usize {

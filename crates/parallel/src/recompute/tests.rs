@@ -48,6 +48,30 @@ fn step(layers: usize, scopes: bool, exchange: bool) -> Graph {
     merge_common(eliminate_dead(builder.finish().unwrap()))
 }
 
+/// Residual layers of two products with the sum over two ranks between them.
+fn summed_step(layers: usize) -> Graph {
+    let builder = Builder::new();
+    let mut x = builder.input("x", Type::f32([8, WIDTH]));
+    let mut params = Vec::new();
+    for layer in 0..layers {
+        x = builder.scope(format!("h.{layer}"), || {
+            let up = builder.param("up", [4 * WIDTH, WIDTH], Init::ZEROS);
+            let down = builder.param("down", [WIDTH, 4 * WIDTH], Init::ZEROS);
+            params.extend([up, down]);
+            let hidden = x.linear(up, None).then(AxisSum { axis: "tensor".into(), ranks: 2 }, &[]);
+            x.add(hidden.linear(down, None))
+        });
+    }
+    let loss = x.mul(x).sum_all();
+    builder.output("loss", loss.then(GrainSum { of: String::new() }, &[]));
+    let grads = kolo_ops::gradients(&builder, loss, 1.0, &params);
+    for (param, grad) in params.iter().zip(grads) {
+        let name = builder.qualify(&format!("{:?}", param.id()));
+        builder.output(&name, grad.unwrap().then(GrainSum { of: String::new() }, &[]));
+    }
+    merge_common(eliminate_dead(builder.finish().unwrap()))
+}
+
 fn count(graph: &Graph, is: impl Fn(&Node) -> bool) -> usize {
     graph.nodes.iter().filter(|node| is(node)).count()
 }
@@ -120,6 +144,20 @@ fn no_exchange_is_repeated() {
         assert_eq!(exchanges(&after), exchanges(&before), "{what:?}");
         assert!(after.nodes.len() > before.nodes.len());
     }
+}
+
+#[test]
+fn full_repeats_exchanges_of_layers() {
+    let exchanges = |graph: &Graph| count(graph, |node| node.op.collective().is_some());
+    // The sum is read by a product that follows it: without that, no backward pass would need it again.
+    let before = summed_step(3);
+    let [blocks, full] = [Recompute::Blocks, Recompute::Full].map(|what| recompute(before.clone(), &what.into()));
+    [&blocks, &full].into_iter().for_each(|graph| verify(graph).unwrap());
+    assert_eq!(exchanges(&blocks), exchanges(&before));
+    assert!(read_across(&blocks).iter().any(|made| made.ends_with("axis_sum")), "{:?}", read_across(&blocks));
+    assert_eq!(exchanges(&full), exchanges(&before) + 3, "one of each layer");
+    assert_eq!(read_across(&full), set(&["h.0 add", "h.1 add", "h.2 add"]));
+    assert!(plan_bytes(&full) < plan_bytes(&blocks), "{} {}", plan_bytes(&full), plan_bytes(&blocks));
 }
 
 #[test]

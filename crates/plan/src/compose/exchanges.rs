@@ -38,13 +38,32 @@ impl Composition<'_> {
         let mut backward = gather();
         backward.push(self.of_data(CollectiveKind::ReduceScatter, self.gradient_bytes(unit.parameters)));
         if self.cluster.system.overlaps_gathers {
-            hide(&mut forward, times.forward.compute.seconds());
-            hide(&mut backward, times.input.compute.seconds() + times.weight.compute.seconds());
+            self.hide_gathers(&mut forward, times.forward.compute.seconds());
+            self.hide_gathers(&mut backward, times.input.compute.seconds() + times.weight.compute.seconds());
             times.forward.compute.overhead += self.slowed_by(&forward);
             times.input.compute.overhead += self.slowed_by(&backward);
         }
         times.forward.exchanges.extend(forward);
         times.input.exchanges.extend(backward);
+    }
+
+    /// Takes so many seconds of computing from what gathers and scatters wait; between hosts, a share of them.
+    fn hide_gathers(&self, exchanges: &mut Vec<PlannedExchange>, computing: f64) {
+        let share = self.cluster.system.overlap_share;
+        if share == 1.0 || self.data_span.iter().all(|level| level.level == 0) {
+            return hide(exchanges, computing);
+        }
+        let all: f64 = exchanges.iter().map(|one| one.seconds).sum();
+        let hidden = share * (computing / all.max(f64::MIN_POSITIVE)).min(1.0);
+        // The part that nothing delays is an exchange of its own, and so is the rest, which is waited for.
+        let part = |one: &PlannedExchange, part: f64, exposed: f64| PlannedExchange {
+            bytes: one.bytes * part,
+            seconds: one.seconds * part,
+            exposed: one.seconds * part * exposed,
+            ..one.clone()
+        };
+        *exchanges = exchanges.iter().flat_map(|one| [part(one, hidden, 0.0), part(one, 1.0 - hidden, 1.0)]).collect();
+        exchanges.retain(|one| one.seconds > 0.0);
     }
 
     /// Seconds that computing loses to exchanges that it hides: their kernels keep multiprocessors busy until the last byte is there.

@@ -103,11 +103,12 @@ pub fn fit_layers(
 
 /// The units of a rank's stages with their choices: only layers have more than one.
 fn places(compositions: &[Composition<'_>], own: &[usize], layers: usize) -> Vec<UnitChoices> {
+    let shares_layers = compositions[0].layout.shares_layers();
     let mut places = Vec::new();
     for stage in own {
         for (nth, at) in compositions[0].stages[*stage].clone().enumerate() {
             let layer = at.checked_sub(1).filter(|layer| *layer < layers);
-            let kinds = if layer.is_some() { &Recompute::ALL[..] } else { &[Recompute::None] };
+            let kinds = if layer.is_some() { Recompute::that_differ(shares_layers) } else { &[Recompute::None] };
             let choices = kinds.iter().map(|what| compositions[*what as usize].choice(at, *what)).collect();
             places.push(UnitChoices { layer, begins_stage: nth == 0, choices });
         }

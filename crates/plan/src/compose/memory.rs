@@ -48,7 +48,7 @@ impl Composition<'_> {
             weights: parameters * (master / share(if precision.is_mixed() { 1 } else { 3 }) + copy),
             gradients: parameters * gradient / share(2),
             optimizer: parameters * state / share(1),
-            reserved: self.cluster.system.reserved_bytes,
+            reserved: self.cluster.reserved_bytes(),
             ..DeviceMemory::default()
         };
         if zero >= 2 && data > 1.0 && !self.gathers_each_use() && self.layout.micro_batches > 1 {

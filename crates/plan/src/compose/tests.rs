@@ -6,6 +6,7 @@ use crate::cluster::{Cluster, SystemTraits};
 use crate::collective::Algorithm;
 use crate::device::{DeviceTable, Precision};
 use crate::op_cost::{Body, OpCall};
+use crate::simulate::{Conditions, simulate_step};
 use crate::step_model::{ParallelLayout, StepModel};
 use kolo_exec::Offload;
 use kolo_parallel::Recompute;
@@ -106,4 +107,29 @@ fn fragments_are_a_share_of_activations() {
     let (without, with) = (kept(0.0), kept(0.1));
     assert!((with.activations / without.activations - 1.1).abs() < 1e-9);
     assert_eq!(with.weights, without.weights);
+}
+
+/// Between hosts, gathers hide for a share of the time in which they could; what is simulated is what is planned.
+#[test]
+fn gathers_between_hosts_are_hidden_in_part() {
+    let text = "device = \"h100-80\"\n[[level]]\ncount = 8\nlink = \"nvlink4\"\n[[level]]\ncount = 4\nlink = \"infiniband-ndr\"\n";
+    let root = kolo_config::parse(text, "cluster.toml").unwrap();
+    let cluster = Cluster::read(&root, &DeviceTable::built_in().unwrap()).unwrap();
+    let seconds = |overlap_share: f64, overlaps_gathers: bool| {
+        let system = SystemTraits { overlap_share, overlaps_gathers, ..SystemTraits::default() };
+        let cluster = Cluster { system, ..cluster.clone() };
+        let layout = ParallelLayout { axes: vec![("data".into(), 32)], ..step(3, 1, Precision::Bf16, system).layout };
+        let model = compose(&anatomy(), &layout, &cluster).unwrap();
+        let (planned, played) =
+            (model.times().unwrap(), simulate_step(&model, &cluster, &Conditions::default()).unwrap());
+        assert!((played.seconds / planned.seconds - 1.0).abs() < 0.02, "{} {}", played.seconds, planned.seconds);
+        let stage = &model.stages[0];
+        let passes = || [&stage.forward, &stage.input].into_iter().flat_map(|pass| &pass.exchanges);
+        (passes().map(|one| one.exposed).sum::<f64>(), passes().map(|one| one.seconds).sum::<f64>())
+    };
+    let [(all, _), (half, _), (none, travelling)] = [1.0, 0.5, 0.0].map(|share| seconds(share, true));
+    assert!(all < half && half < none, "{all} {half} {none}");
+    assert!((none / travelling - 1.0).abs() < 1e-9 && (seconds(1.0, false).0 / travelling - 1.0).abs() < 1e-9);
+    // These gathers are shorter than the passes: half of them is hidden.
+    assert!((half / travelling - 0.5).abs() < 1e-9 && all == 0.0, "{half} of {travelling}, {all}");
 }

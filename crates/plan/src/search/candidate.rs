@@ -31,7 +31,7 @@ impl LayerChoices {
 /// `blocks of 12 of 32 layers, selective of 4`.
 impl std::fmt::Display for LayerChoices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let counts = [Recompute::Blocks, Recompute::Selective].map(|what| (what, self.count(what)));
+        let counts = [Recompute::Full, Recompute::Blocks, Recompute::Selective].map(|what| (what, self.count(what)));
         for (at, (what, count)) in counts.into_iter().filter(|(_, count)| *count > 0).enumerate() {
             let all = if at == 0 { format!(" of {} layers", self.layers.len()) } else { String::new() };
             write!(f, "{}{} of {count}{all}", if at == 0 { "" } else { ", " }, what.name())?;
@@ -70,6 +70,15 @@ impl Candidate {
 
     pub fn grains(&self) -> usize {
         self.data * self.micro_batches
+    }
+
+    /// Whether it gives the same weights as another one, to the bit: the grains, the slices of sums, and how tokens are shared are part
+    /// of what a job computes.
+    pub fn has_bits_of(&self, own: &Candidate) -> bool {
+        let [slices, _] = own.slices;
+        self.grains() == own.grains()
+            && slices.is_multiple_of(self.tensor)
+            && (self.sequence, self.tokens) == (own.sequence, own.tokens)
     }
 
     /// The layout for a batch of so many samples.

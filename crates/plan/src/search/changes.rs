@@ -90,7 +90,7 @@ fn is_neighbour(now: &Candidate, other: &Candidate) -> bool {
 }
 
 /// What has to be done, and the keys.
-fn difference(now: &Candidate, other: &Candidate) -> (String, Vec<String>) {
+pub(super) fn difference(now: &Candidate, other: &Candidate) -> (String, Vec<String>) {
     let (old, new) = (now.assignments(), other.assignments());
     let set = new.into_iter().zip(old).filter(|(one, other)| one != other).map(|(one, _)| one);
     let what = if (now.recompute, &now.layers) != (other.recompute, &other.layers) {

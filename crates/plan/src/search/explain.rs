@@ -1,6 +1,8 @@
 //! Why the runner-up lost, and which resource binds.
 
-use super::rank::{NearMiss, Ranked};
+use super::rank::{Limits, NearMiss, Ranked, simulated};
+use super::{Candidate, LayoutModels};
+use crate::cluster::Cluster;
 use crate::step_model::{DeviceMemory, StepModel};
 use std::collections::BTreeSet;
 
@@ -68,6 +70,16 @@ pub fn binding(model: &StepModel, ranked: &Ranked) -> Vec<(String, f64)> {
     shares.retain(|(_, share)| *share > 0.0);
     shares.sort_by(|one, other| other.1.total_cmp(&one.1));
     shares
+}
+
+/// Seconds of a layout's step if every exchange that other work can hide were hidden, and if none were.
+pub fn overlap_range(candidate: &Candidate, models: &dyn LayoutModels, cluster: &Cluster) -> Option<[f64; 2]> {
+    let seconds = |all: bool| {
+        let cluster = Cluster { system: cluster.system.overlapping(all), ..cluster.clone() };
+        let model = models.model(candidate, &cluster).ok()?;
+        Some(simulated(candidate.clone(), &model, &cluster, &Limits::default())?.seconds)
+    };
+    Some([seconds(true)?, seconds(false)?])
 }
 
 /// The kinds of memory of a device, with their bytes, the largest first.

@@ -10,12 +10,14 @@
 //! | [`parallel`] | work on many items, on all cores |
 //! | [`explain`] | why the runner-up lost, and which resource binds |
 //! | [`changes`] | what would help most, by the same model |
+//! | [`fitting`] | layouts near one that does not fit, which do |
 //!
 //! A layout that is named was accepted by whoever trains with it ([`LayoutModels::accepts`]).
 
 pub mod candidate;
 pub mod changes;
 pub mod explain;
+pub mod fitting;
 pub mod parallel;
 pub mod rank;
 mod samples;

@@ -25,6 +25,14 @@ pub struct Limits {
     pub ranked: Option<usize>,
 }
 
+impl Limits {
+    /// Bytes that a rank may hold in all. A limit is about what the job holds, not about what its device keeps free.
+    pub fn bytes(&self, cluster: &Cluster, memory: &DeviceMemory) -> f64 {
+        let limit = self.memory.map_or(f64::INFINITY, |limit| limit + memory.reserved);
+        limit.min(cluster.device.memory_bytes)
+    }
+}
+
 /// A layout with what it takes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ranked {
@@ -127,7 +135,6 @@ impl Search<'_> {
     /// Candidates that fit into memory, and those that half as much again would allow. One that does not fit is looked at once more
     /// with single layers computed again.
     fn by_memory(&self, candidates: &[Candidate], result: &mut SearchResult) -> (Vec<Entry>, Vec<Entry>) {
-        let most = self.limits.memory.unwrap_or(f64::INFINITY).min(self.cluster.device.memory_bytes);
         let sizes = in_parallel(candidates, |candidate| self.models.memory(candidate, self.cluster));
         let (mut fitting, mut nearly) = (Vec::new(), Vec::new());
         for (candidate, memory) in candidates.iter().zip(sizes) {
@@ -138,6 +145,7 @@ impl Search<'_> {
                     continue;
                 }
             };
+            let most = self.limits.bytes(self.cluster, &memory);
             let entry = |fit_into| Entry { candidate: candidate.clone(), fit_into };
             if memory.total() <= most {
                 fitting.push(entry(None));

@@ -73,7 +73,8 @@ impl SearchSpace {
         for micro_batches in counts.filter(|count| !self.reproducible || count.is_power_of_two()) {
             for (schedule, chunks) in self.pipelines(pipeline, micro_batches) {
                 for zero in 0..=if data > 1 { self.zero_max } else { 0 } {
-                    for recompute in self.recomputes.iter().copied() {
+                    let differ = Recompute::that_differ(tensor > 1 || tokens > 1);
+                    for recompute in self.recomputes.iter().copied().filter(|one| differ.contains(one)) {
                         found.push(Candidate {
                             data,
                             pipeline,

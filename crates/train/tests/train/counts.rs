@@ -236,7 +236,7 @@ fn an_offloaded_optimizer_is_the_hosts() {
     let model = "kind = \"gpt\"\nlayers = 4\nwidth = 256\nheads = 4\ncontext = 128\nvocab = 1024";
     let job = plan_job(model, "zero = 0", 8, 1);
     let anatomy = anatomy_of(&job, &job.parallel, 8, true).unwrap();
-    let layout = layout_of(&job, 1, Some(Precision::Bf16)).unwrap();
+    let layout = layout_of(&job, 1, Precision::Bf16).unwrap();
     let h200 = DeviceTable::built_in().unwrap().find("h200").unwrap().clone();
     let cluster = Cluster::of_one(h200);
     let role = |anatomy: &Anatomy| compose(anatomy, &layout, &cluster).unwrap().roles[0].clone();
@@ -253,7 +253,7 @@ fn streamed_weights_take_time_for_memory() {
     let model = "kind = \"gpt\"\nlayers = 8\nwidth = 256\nheads = 4\ncontext = 128\nvocab = 512";
     let job = plan_job(model, "zero = 0", 8, 1);
     let anatomy = anatomy_of(&job, &job.parallel, 8, true).unwrap();
-    let layout = layout_of(&job, 1, Some(Precision::Bf16)).unwrap();
+    let layout = layout_of(&job, 1, Precision::Bf16).unwrap();
     let h200 = DeviceTable::built_in().unwrap().find("h200").unwrap().clone();
     let model = |offload: Offload, host_bandwidth: f64| {
         let cluster = Cluster::of_one(Device { host_bandwidth, ..h200.clone() });

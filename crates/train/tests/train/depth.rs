@@ -9,6 +9,7 @@ use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::optim::SgdPlain;
 use kolo_ops::prelude::*;
 use kolo_parallel::{Mesh, Purpose, central, data, servers, zero};
+use kolo_train::memory_limit::{self, WorkersNow};
 use kolo_train::step::{UpdateRule, evaluation_graph, graph_of, optimise, program_of, training_graph};
 use std::sync::Arc;
 
@@ -233,4 +234,22 @@ fn shared_weights_and_views_are_compiled_in_linear_time() {
             x.sum_all()
         })
     });
+}
+
+/// A job that no number of workers can run is refused from its parameters alone, before any layout is planned.
+#[test]
+fn what_can_never_fit_is_refused_before_anything_is_planned() {
+    if !steps::ARE_COUNTED {
+        return;
+    }
+    let taken = |limit: u64| {
+        let job = job("[model]\nkind = \"gpt\"\nlayers = 24\nwidth = 128\nheads = 2\ncontext = 4\nvocab = 16\n\
+                       [data]\nsource = \"synthetic:tokens\"\nbatch = 8\ngrains = 4\n");
+        steps::of(|| memory_limit::fitting(&job, limit, WorkersNow { workers: 1, threads: 1 }).unwrap())
+    };
+    // 4.8 M parameters with their gradients, over 64 workers: 600 kB each.
+    let ((never, few), (far, many)) = (taken(500 << 10), taken(2 << 20));
+    assert!(never.fitting.is_empty() && never.smallest.is_none() && never.least > Some(500 << 10), "{never:?}");
+    assert!(far.fitting.is_empty() && far.smallest.is_some(), "{far:?}");
+    assert!(few * 20 < many, "{few} steps for what can never fit, {many} for what does not");
 }

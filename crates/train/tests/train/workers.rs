@@ -393,22 +393,31 @@ fn computing_again_changes_no_bit() {
 fn workers_that_share_layers_compute_them_again() {
     let text = "[model]\nkind = \"gpt\"\nlayers = 3\nwidth = 32\nheads = 4\ndropout = 0.1\n[data]\nsource = \"builtin:addition\"\n\
                 batch = 16\ngrains = 4\n[train]\nsteps = 3\nclip = 0.5\n";
-    let alone = report(&job(text, "slices = 2"), WorkerGroup::Alone);
+    // How tokens are shared is part of what a job computes.
+    let alone =
+        ["slices = 2", "slices = 2\nsequence = \"tensor\""].map(|cut| report(&job(text, cut), WorkerGroup::Alone));
     let by_layer = "layers = { \"h.0\" = \"blocks\", \"h.2.*\" = \"selective\" }";
-    for (what, written) in
-        [("blocks", "recompute = \"blocks\""), ("selective", "recompute = \"selective\""), ("by layer", by_layer)]
-    {
+    for (what, written) in [
+        ("blocks", "recompute = \"blocks\""),
+        ("selective", "recompute = \"selective\""),
+        ("full", "recompute = \"full\""),
+        ("by layer", by_layer),
+    ] {
         let text = format!("{text}[memory]\n{written}\n");
         let layouts = [
             (2, "tensor = 2\nslices = 2"),
             (4, "tensor = 2\nslices = 2\nzero = 1"),
             (2, "pipeline = 2\nslices = 2\nschedule = \"zero-bubble\""),
             (2, "zero = 3\nslices = 2"),
+            // What repeats exchanges repeats them in the same order on all ranks, in stages and shares of tokens, too.
+            (2, "tensor = 2\nslices = 2\nsequence = \"tensor\""),
+            (4, "tensor = 2\nslices = 2\npipeline = 2"),
         ];
         for (workers, parallel) in layouts {
             let job = job(&text, parallel);
             let reports = on_ranks(workers, |world| report(&job, WorkerGroup::Workers(world)));
-            reports.iter().for_each(|other| assert_same(&format!("{what}, {parallel}"), &alone, other));
+            let alone = &alone[usize::from(parallel.contains("sequence"))];
+            reports.iter().for_each(|other| assert_same(&format!("{what}, {parallel}"), alone, other));
             assert_eq!(reports[0].recompute, what);
         }
     }

@@ -122,3 +122,16 @@ fn extreme_numbers_are_refused_or_planned() {
     }
     assert!(planned > 50 && refused > 1000, "{planned} planned, {refused} refused");
 }
+
+/// A list of layers is as limited as a number of them: nothing is built of one that is too long.
+#[test]
+fn a_list_of_too_many_layers_is_refused() {
+    let (_, mlp) = (JOBS[0].1, JOBS[0].0);
+    let widths = vec!["1"; 20_000].join(", ");
+    let root = job_file::parse(&mlp.replace("hidden = [8]", &format!("hidden = [{widths}]")), "test.toml").unwrap();
+    let error = Job::read(&root, MODELS).unwrap_err().to_string();
+    assert!(
+        error.starts_with("test.toml:5: `model.hidden` has 20000 layers, but at most 10000 are possible"),
+        "{error}"
+    );
+}

@@ -1,20 +1,30 @@
 //! Ranked layouts as JSON.
 
 use super::Described;
+use super::table::changes_bits;
+use kolo_plan::search::explain::overlap_range;
 use kolo_plan::search::{Ranked, SearchResult};
 use serde_json::{Value, json};
 
 pub fn value(described: &Described<'_>, found: &SearchResult) -> Value {
+    let best = found.ranked.first();
+    let range = best.and_then(|best| overlap_range(&best.candidate, &described.models, &described.cluster));
     json!({
+        "overlap": range.map(|[all, none]| json!({ "all_hidden_ms": all * 1e3, "none_hidden_ms": none * 1e3 })),
         "job": described.job.name,
         "cluster": described.cluster.name,
         "device": described.cluster.device.name,
         "devices": described.devices,
+        "precision": described.precision.precision.name(),
         "candidates": found.candidates,
         "too_large": found.too_large,
         "timed": found.timed,
         "seconds": described.seconds,
-        "layouts": found.ranked.iter().map(layout).collect::<Vec<_>>(),
+        "layouts": found.ranked.iter().map(|one| {
+            let mut value = layout(one);
+            value["keeps_weights"] = (!changes_bits(described, one)).into();
+            value
+        }).collect::<Vec<_>>(),
         "with_more_memory": found.with_more_memory.as_ref().map(layout),
     })
 }

@@ -12,10 +12,12 @@ use std::sync::Arc;
 
 /// If more ranks than this share the model, the model of memory counts alone.
 const SHARERS_MAX: usize = 16;
+/// The same for models with more layers than this: laying them all out takes seconds.
+const LAYERS_MAX: usize = 256;
 
 /// What the rank that holds the most holds. `None` on what is no GPU, and where too many ranks share the model.
 pub fn planned_memory(mut job: Job, device: &Device, devices: usize) -> Option<DeviceMemory> {
-    if device.peak[Precision::F16 as usize] == 0.0 {
+    if device.peak[Precision::F16 as usize] == 0.0 || job.model.layers().is_some_and(|layers| layers > LAYERS_MAX) {
         return None;
     }
     job.run_on(Arc::new(Cuda::default())).ok()?;
