@@ -5,6 +5,7 @@ use crate::described;
 use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
+use crate::progress::Waiting;
 use crate::simulate::duration;
 use kolo_plan::search::{Candidate, Limits, Ranked, search};
 use kolo_train::Job;
@@ -24,7 +25,10 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     }
     let job = kinds.read(&load::settings(&args.job)?)?;
     let given = args.job.workers.given.iter().any(|flag| flag == "count");
-    let (workers, best) = choose(&job, args, given)?;
+    let waiting = (!args.quiet).then(|| Waiting::new("searching for the fastest layout"));
+    let chosen = choose(&job, args, given);
+    drop(waiting);
+    let (workers, best) = chosen?;
     if !args.quiet {
         println!("layout: {} on {workers} workers, {} per step by the model", best.candidate, duration(best.seconds));
     }

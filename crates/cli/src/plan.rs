@@ -10,6 +10,7 @@ use crate::args::PlanArgs;
 use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
+use crate::progress::Waiting;
 use crate::workers;
 use kolo_exec::Options;
 use kolo_parallel::Purpose;
@@ -93,7 +94,9 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         Some(_) => load::threads(&job_args)?,
     };
     check(args)?;
+    let waiting = Waiting::new("planning");
     let prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
+    drop(waiting);
     if let Some(file) = &args.schedule {
         let shared = prediction.shared.as_ref();
         let none = || Failure::usage("the job has no pipeline to draw", "set `parallel.pipeline` to 2 or more, and -n");

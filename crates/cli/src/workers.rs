@@ -276,7 +276,7 @@ pub fn supervise(
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
             options.elastic = elastic;
-            local::run(&options, &mut observer)?
+            local::run(&options, &mut observer)
         }
         Some(list) => {
             let slots = hostlist::slots(list).map_err(wrong_list)?;
@@ -297,11 +297,11 @@ pub fn supervise(
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
             options.elastic = elastic;
-            hosts::run(&options, &mut observer)?
+            hosts::run(&options, &mut observer)
         }
     };
     view.finish();
-    end(&outcome)
+    end(&outcome?)
 }
 
 /// What rank 0 prints, above the view.

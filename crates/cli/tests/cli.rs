@@ -13,6 +13,9 @@ mod planned;
 mod trained;
 
 use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -90,7 +93,10 @@ impl Transcript {
         let words: Vec<&str> = self.command.split(' ').collect();
         let output = run_in(dir.path(), &words);
         let code = output.status.code().map_or("a signal".into(), |code| code.to_string());
-        format!("exit code {code}\n{}", String::from_utf8_lossy(&output.stderr))
+        // What takes long, as on a busy machine, says so now and then.
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.split_inclusive('\n').filter(|line| !line.ends_with(" s so far\n"));
+        format!("exit code {code}\n{}", said.collect::<String>())
     }
 }
 
@@ -282,6 +288,106 @@ fn a_measured_machine_is_an_entry() {
     std::fs::write(dir.path().join("report.json"), "{}").unwrap();
     let output = run_in(dir.path(), &["plan", "--calibrate", "report.json"]);
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What a run writes to a terminal of so many columns on standard error.
+fn on_terminal(dir: &Path, columns: u16, words: &[&str]) -> String {
+    let (mut terminal, mut end) = (0, 0);
+    let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: both descriptors are written, the size is read, and the others may be null.
+    let opened = unsafe {
+        libc::openpty(&raw mut terminal, &raw mut end, std::ptr::null_mut(), std::ptr::null(), &raw const size)
+    };
+    assert_eq!(opened, 0);
+    // SAFETY: they were just opened, and nobody else has them.
+    let (mut terminal, end) = unsafe { (File::from_raw_fd(terminal), OwnedFd::from_raw_fd(end)) };
+    let mut child = Command::new(KOLO);
+    child.current_dir(dir).args(words).stdout(Stdio::null()).stderr(end);
+    let mut running = child.spawn().expect("the binary runs");
+    // It keeps the other end open.
+    drop(child);
+    let (mut said, mut block) = (Vec::new(), [0; 4096]);
+    // When nobody is left at the other end, reading fails.
+    while let Ok(bytes @ 1..) = terminal.read(&mut block) {
+        said.extend_from_slice(&block[..bytes]);
+    }
+    assert!(running.wait().expect("it ends").success(), "{}", String::from_utf8_lossy(&said));
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Without codes that move, colour and erase.
+fn visible(text: &str) -> String {
+    let mut parts = text.split("\u{1b}[");
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |text, part| {
+        text + part.split_once(|letter: char| letter.is_ascii_alphabetic()).map_or("", |(_, rest)| rest)
+    })
+}
+
+/// A bar is never wider than the terminal, and nothing of it is left when the run is over.
+#[test]
+fn a_bar_fits_its_terminal_and_goes() {
+    let dir = tempdir();
+    for (columns, words) in [(40, &["-n", "1"][..]), (30, &["-n", "2"]), (100, &["-n", "1"])] {
+        let all = [&["train", "--no-out", "--threads", "1", "--set", "train.steps=4"], words].concat();
+        let said = on_terminal(dir.path(), columns, &all);
+        let shown = visible(&said);
+        let lines: Vec<&str> = shown.split(['\r', '\n']).filter(|line| !line.starts_with("note: ")).collect();
+        assert!(lines.iter().any(|line| line.contains("/4 steps")), "{said:?}");
+        let widest = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
+        assert!(widest <= usize::from(columns), "{widest} of {columns} columns: {said:?}");
+        let (_, left) = said.rsplit_once("\u{1b}[2K").expect("lines are erased");
+        assert_eq!(visible(left).trim(), "", "{said:?}");
+    }
+}
+
+/// What stands on standard error before a process is ended, once it has this text.
+fn told_before_the_end(dir: &Path, words: &[&str], wanted: &str) -> String {
+    let mut child = Command::new(KOLO);
+    child.current_dir(dir).args(words).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut running = child.spawn().expect("the binary runs");
+    let mut lines = BufReader::new(running.stderr.take().expect("standard error")).lines();
+    let mut said = String::new();
+    while let Some(Ok(line)) = lines.next() {
+        said += &format!("{line}\n");
+        if line.contains(wanted) {
+            break;
+        }
+    }
+    running.kill().expect("it runs");
+    running.wait().expect("it ends");
+    said
+}
+
+/// Who starts what takes hours is told so at its start.
+#[test]
+fn a_long_run_says_how_long_it_takes() {
+    let dir = tempdir();
+    let words = ["train", "--no-out", "--device", "reference", "--set", "data.batch=8", "--set", "train.steps=1000000"];
+    let said = told_before_the_end(dir.path(), &words, "note: at ");
+    assert!(said.contains(" a step, the other 999998 steps take about "), "{said}");
+}
+
+/// Whoever interrupts a measurement keeps what was measured.
+#[test]
+fn collectives_measured_before_an_interruption_are_kept() {
+    let dir = tempdir();
+    let mut child = Command::new(KOLO);
+    child.current_dir(dir.path()).args(["bench", "comm", "-n", "2", "--report", "rows.json"]);
+    let running = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+    let begin = Instant::now();
+    let rows = || std::fs::read_to_string(dir.path().join("rows.json")).unwrap_or_default();
+    while rows().is_empty() && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // SAFETY: the process is this test's own, and was not waited for.
+    unsafe { libc::kill(running.id().cast_signed(), libc::SIGINT) };
+    let output = running.wait_with_output().expect("it ends");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!output.status.success(), "it ran to its end: {printed}");
+    let rows: Value = serde_json::from_str(&rows()).expect("JSON");
+    let kept = rows.as_array().expect("rows").len();
+    assert!(kept > 0 && printed.lines().count() > kept, "{kept} rows in the report, and\n{printed}");
 }
 
 /// Weights of 4 TB: more than any machine that runs tests.
@@ -506,7 +612,7 @@ fn steps_are_logged_as_often_as_asked() {
     let said = stdout_of(dir.path(), &words);
     let rows: Vec<&str> = said.lines().filter(|line| line.contains("samples/s") && line.contains("rate")).collect();
     assert_eq!(rows.len(), 4, "{said}");
-    assert!(rows.iter().all(|row| row.contains("  norm ") && row.contains("  loss ")), "{said}");
+    assert!(rows.iter().all(|row| row.contains("  norm ") && row.contains("  step loss ")), "{said}");
     assert!(said.contains("confusion") && said.contains("  recall      0."), "{said}");
 }
 

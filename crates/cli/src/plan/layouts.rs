@@ -10,6 +10,7 @@ use crate::described;
 use crate::fail::{Failure, write_file};
 use crate::load::{self, Kinds};
 use crate::output::println;
+use crate::progress::Waiting;
 use kolo_config::edit::{KeyChange, with_keys};
 use kolo_plan::cluster::Cluster;
 use kolo_plan::search::explain::{memory_hint, memory_kinds};
@@ -66,7 +67,10 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         let described = Described { job: &job, models, cluster, devices, limits, seconds: 0.0 };
         return described.show_own(own, planned, args);
     }
-    let found = search(&models.space(devices).candidates(), &models, &cluster, &limits);
+    let candidates = models.space(devices).candidates();
+    let waiting = Waiting::new(format!("searching {} layouts", super::text::separated(candidates.len() as u64)));
+    let found = search(&candidates, &models, &cluster, &limits);
+    drop(waiting);
     let seconds = begin.elapsed().as_secs_f64();
     let described = Described { job: &job, models, cluster, devices, limits, seconds };
     let best = described.best(&found)?;
