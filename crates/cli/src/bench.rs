@@ -7,6 +7,7 @@ use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::{Bar, Progress};
+use crate::train::note_grains;
 use crate::workers::{self, Worker};
 use kolo_cluster::{Introduction, RankInfo};
 use kolo_data::LoadTimes;
@@ -132,7 +133,9 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
     if args.profile {
         profile(&trainer, args.steps);
     }
-    report(&trainer, args, threads, &BenchTimes { steps_ms: &times, ready_ms, startup_ms }, json!({}))
+    report(&trainer, args, threads, &BenchTimes { steps_ms: &times, ready_ms, startup_ms }, json!({}))?;
+    note_grains(trainer.job(), threads);
+    Ok(())
 }
 
 /// What was measured.

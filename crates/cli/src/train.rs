@@ -21,6 +21,7 @@ use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir};
 use kolo_train::compared::most_wrong_memory;
 use kolo_train::decision::decision_map;
+use kolo_train::grain_cost::GrainCost;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
@@ -279,6 +280,9 @@ pub fn listen(speaks: bool, is_told: bool) -> Result<Interrupt, Failure> {
 fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failure> {
     let threads = load::threads(&args.job)?;
     introduce(job, args, &counted(threads, "thread"));
+    if !args.quiet {
+        note_grains(job, threads);
+    }
     let interrupt = listen(!args.quiet, false)?;
     let mut progress = Progress::new(job.total_steps, args.quiet);
     let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
@@ -288,6 +292,14 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
     outcome
+}
+
+/// Says what the grains cost one worker, if that is worth a word.
+pub fn note_grains(job: &Job, threads: usize) {
+    // What cannot be built is refused, and explained, where it runs.
+    if let Ok(Some(cost)) = GrainCost::predict(job, threads) {
+        print_error(&format!("note: {cost}"));
+    }
 }
 
 /// Where the state of the run goes. The first rank knows, and tells the others.

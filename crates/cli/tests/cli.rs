@@ -290,6 +290,39 @@ fn a_measured_machine_is_an_entry() {
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// A default that costs a factor is said, with the factor; where it costs nothing, nothing is.
+#[test]
+fn grains_that_cost_a_factor_are_said() {
+    let dir = tempdir();
+    let wide = "[model]\nkind = \"mlp\"\nhidden = [8192]\n[data]\nsource = \"builtin:digits\"\nbatch = 8\n[train]\nsteps = 1\n";
+    std::fs::write(dir.path().join("wide.toml"), wide).unwrap();
+    let plan = |job: &str, more: &[&str]| -> Value {
+        let words = [&["plan", job, "--json", "--threads", "1"], more].concat();
+        serde_json::from_str::<Value>(&stdout_of(dir.path(), &words)).expect("JSON")["grain_cost"].take()
+    };
+    let cost = plan("wide.toml", &["--by-rates"]);
+    assert_eq!((&cost["grains"], &cost["fewer"], &cost["timed"]), (&8.into(), &1.into(), &false.into()), "{cost}");
+    let [own, fewer] = ["step_ms", "fewer_step_ms"].map(|key| cost[key].as_f64().unwrap());
+    assert!(own > 1.15 * fewer && fewer > 0.0, "{cost}");
+    let tried = plan("wide.toml", &[]);
+    assert!(tried.is_null() || tried["timed"] == true, "{tried}");
+    for job in [&example("addition"), &example("waves")] {
+        assert!(plan(job, &["--by-rates"]).is_null(), "{job}");
+    }
+    let said = |words: &[&str]| {
+        let output = run_in(dir.path(), &[words, &["--threads", "1"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let note = "note: 8 grains take about ";
+    for words in [&["train", "wide.toml", "--no-out"][..], &["bench", "train", "wide.toml", "--steps", "1"]] {
+        let text = said(words);
+        assert!(text.contains(note) && text.contains("`data.grains = 1` is faster"), "{text}");
+    }
+    assert_eq!(said(&["train", "wide.toml", "--no-out", "--quiet"]), "");
+    assert!(!said(&["train", "wide.toml", "--no-out", "--set", "data.grains=1"]).contains("grain"));
+}
+
 /// What a run writes to a terminal of so many columns on standard error.
 fn on_terminal(dir: &Path, columns: u16, words: &[&str]) -> String {
     let (mut terminal, mut end) = (0, 0);

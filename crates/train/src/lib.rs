@@ -15,6 +15,7 @@ pub mod device_use;
 pub mod error;
 pub mod events;
 pub mod generate;
+pub mod grain_cost;
 mod held;
 pub mod interrupt;
 pub mod job;
