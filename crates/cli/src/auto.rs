@@ -49,7 +49,7 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let error = std::process::Command::new(program).args(words).exec();
     Err(Failure::job(
         format!("cannot start again: {error}"),
-        "run `kolo plan --search --write` and train without --auto",
+        "run `kolo plan JOB.toml --search --write` and train without --auto",
     ))
 }
 

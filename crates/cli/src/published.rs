@@ -83,6 +83,10 @@ pub fn published(kinds: &Kinds, args: &BenchPublished) -> Result<(), Failure> {
     root.finish()?;
     let wanted = |row: &Row| args.only.iter().all(|part| row.name.contains(part.as_str()));
     let rows: Vec<Row> = rows.into_iter().filter(wanted).collect();
+    if rows.is_empty() && !args.only.is_empty() {
+        let message = format!("--only {}: no row has that in its name", args.only.join(" --only "));
+        return Err(Failure::usage(message, "leave it out to see the names of all rows"));
+    }
     let mut outcomes = Vec::new();
     print_head();
     for row in rows {

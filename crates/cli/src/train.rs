@@ -48,7 +48,7 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
                 let message = format!("--auto: {} started the workers", found.launcher.name());
                 Err(Failure::usage(
                     message,
-                    "run `kolo plan --search --write` first, and train without --auto",
+                    "run `kolo plan JOB.toml --search --write` first, and train without --auto",
                 ))
             }
         };

@@ -423,6 +423,36 @@ fn collectives_measured_before_an_interruption_are_kept() {
     assert!(kept > 0 && printed.lines().count() > kept, "{kept} rows in the report, and\n{printed}");
 }
 
+/// What is no flag may be a key of the job.
+#[test]
+fn a_flag_that_is_a_key_says_how_to_set_it() {
+    let dir = tempdir();
+    let said = |words: &[&str]| {
+        let output = run_in(dir.path(), words);
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (flag, key) in [("--epochs", "train.epochs"), ("--lr=1", "train.optimizer.lr"), ("--batch", "data.batch")] {
+        let text = said(&["train", flag, "3"]);
+        assert!(text.contains(&format!("write `--set {key}=VALUE`")), "{text}");
+    }
+    let text = said(&["train", "--nonsense"]);
+    assert!(!text.contains("-- --nonsense") && !text.contains("--set"), "{text}");
+    // What follows `--` does go to `kolo train`.
+    assert!(said(&["slurm", "--elastic"]).contains("-- --elastic"));
+    let text = said(&["data", "bench", "--seconds", "-1"]);
+    assert!(text.starts_with("error: --seconds -1 is out of range\n  hint: "), "{text}");
+    std::fs::write(dir.path().join("table.csv"), "a,b\n1,2\n").unwrap();
+    let text = said(&["train", "table.csv"]);
+    assert!(
+        text.contains("hint: name a job file; data are named in it: `source = \"table.csv\"` under [data]"),
+        "{text}"
+    );
+    std::fs::write(dir.path().join("data.xyz"), "").unwrap();
+    let text = said(&["data", "inspect", "data.xyz"]);
+    assert!(text.contains("hint: add `--format csv`"), "{text}");
+}
+
 /// Weights of 4 TB: more than any machine that runs tests.
 const HUGE: &str = "[model]\nkind = \"mlp\"\nhidden = [1000000, 1000000]\n[data]\nsource = \"builtin:digits\"\nbatch = 64\n[train]\nsteps = 1\n";
 

@@ -587,7 +587,14 @@ fn read_batch(data: &Settings, reproducible: bool) -> Result<(usize, usize), Set
     if reproducible && !grains.is_power_of_two() {
         let near = grains.next_power_of_two();
         let message = format!("is {grains}, which is not a power of two");
-        return Err(data.wrong("grains", message, format!("write `grains = {near}` or {}", near / 2)));
+        let fitting = [near, near / 2].into_iter().filter(|near| batch.is_multiple_of(*near));
+        let fitting: Vec<String> = fitting.map(|near| near.to_string()).collect();
+        let hint = match fitting.as_slice() {
+            [first, second] => format!("write `grains = {first}` or {second}"),
+            [one] => format!("write `grains = {one}`"),
+            _ => format!("write `grains = {default}`, which divides the batch"),
+        };
+        return Err(data.wrong("grains", message, hint));
     }
     if batch % grains != 0 {
         let message = format!("is {grains}, which does not divide the batch of {batch}");
