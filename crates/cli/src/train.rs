@@ -11,7 +11,7 @@ use crate::manifest::Agreement;
 use crate::out::{self, RunFiles, RunLock};
 use crate::output::{print_error, println};
 use crate::planned_step;
-use crate::progress::Progress;
+use crate::progress::{Progress, Waiting};
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::elastic::ElasticOptions;
 use kolo_cluster::{Introduction, Launcher, RankInfo};
@@ -449,7 +449,9 @@ pub fn conclude(
     if args.report.as_ref().is_none_or(is_file) {
         write_report(args, options, &report, beside.as_ref())?;
     }
+    let waiting = (!args.quiet).then(|| Waiting::new("writing the report"));
     report.planned = planned_step::planned(trainer);
+    drop(waiting);
     report.compared = report.compare();
     write_report(args, options, &report, beside.as_ref())?;
     show_map(trainer, args, options.out.as_ref())?;
@@ -562,7 +564,7 @@ fn show_map(trainer: &mut Trainer, args: &Train, out: Option<&OutDir>) -> Result
 }
 
 fn summary(report: &Report) {
-    println!("{} after {} steps ({:.1} epochs)", report.ended, report.steps, report.epochs);
+    println!("{} after {} ({:.1} epochs)", report.ended, counted(report.steps, "step"), report.epochs);
     println!("  train_loss  {:.4}", report.loss);
     for (name, value) in &report.metrics {
         println!("  {name:<11} {value:.4}");

@@ -411,8 +411,16 @@ impl Batches {
         match samples < batch {
             false => Ok(()),
             true => {
-                let message = format!("is {batch}, but only {samples} samples are for training");
-                Err(data.wrong("batch", message, "make the batch smaller or give more samples"))
+                let are = if samples == 1 { "sample is" } else { "samples are" };
+                let message = format!("is {batch}, but only {samples} {are} for training");
+                let hint = match samples {
+                    0 => "give more samples".into(),
+                    _ => format!(
+                        "make it smaller, such as `batch = {}`, or give more samples",
+                        1usize << samples.ilog2()
+                    ),
+                };
+                Err(data.wrong("batch", message, hint))
             }
         }
     }
@@ -480,6 +488,9 @@ fn read_name(job: &Settings) -> Result<String, SettingError> {
     if name.chars().any(char::is_control) {
         let message = format!("is {name:?}, which contains control characters");
         return Err(job.wrong("name", message, "write a name of one line"));
+    }
+    if name.trim().is_empty() {
+        return Err(job.wrong("name", "is empty", "write a name, or leave it out"));
     }
     Ok(name)
 }
