@@ -49,10 +49,8 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         member.fail(failure.message(), None);
         return Err(Failure::reported());
     }
-    if member.rank == 0 {
-        if let Some(path) = &args.write {
-            write_file(path, cluster_text(&rows, rank_info.world, !args.workers.transport.joins_devices()))?;
-        }
+    if let Some(path) = args.write.as_ref().filter(|_| member.rank == 0) {
+        write_file(path, cluster_text(&rows, rank_info.world, !args.workers.transport.joins_devices()))?;
     }
     member.finish()?;
     Ok(mpi.map_or(Ok(()), MpiWorld::finish)?)

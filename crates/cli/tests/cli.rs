@@ -423,6 +423,16 @@ fn collectives_measured_before_an_interruption_are_kept() {
     assert!(kept > 0 && printed.lines().count() > kept, "{kept} rows in the report, and\n{printed}");
 }
 
+/// A run that is resumed with another length says both, and none where none is written.
+#[test]
+fn a_resumed_run_says_what_length_it_had() {
+    let dir = tempdir();
+    let train = |length: &str| run_in(dir.path(), &["train", "--out", "run", "--resume", "--set", length]);
+    assert!(train("train.steps=2").status.success());
+    let said = String::from_utf8_lossy(&train("train.epochs=1").stderr).into_owned();
+    assert!(said.contains("note: `train.steps` was 2 when ") && said.contains(" and is not set now"), "{said}");
+}
+
 /// What is no flag may be a key of the job.
 #[test]
 fn a_flag_that_is_a_key_says_how_to_set_it() {

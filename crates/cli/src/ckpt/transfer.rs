@@ -21,7 +21,7 @@ use kolo_train::checkpoint::JOB_FILE;
 use kolo_train::machine::format_bytes;
 use kolo_train::step::evaluation_graph;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub fn export(
