@@ -314,7 +314,7 @@ fn grains_that_cost_a_factor_are_said() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let note = "note: 8 grains take about ";
+    let note = "note: 8 grains take ";
     for words in [&["train", "wide.toml", "--no-out"][..], &["bench", "train", "wide.toml", "--steps", "1"]] {
         let text = said(words);
         assert!(text.contains(note) && text.contains("`data.grains = 1` is faster"), "{text}");

@@ -1,6 +1,6 @@
 //! What cutting the batch into grains costs one worker. Every grain reads all weights and writes a gradient of each of them, so
 //! a model whose weights outweigh its activations takes several times as long as with one grain. The cost is predicted by the
-//! planner's rates, which flatter a step that waits for memory: it may be larger, hardly smaller. Tested in `tests/train`.
+//! planner's rates, which flatter products of few rows: it is often larger. `kolo plan` therefore tries both steps.
 
 use crate::error::Error;
 use crate::job::Job;
@@ -103,7 +103,9 @@ impl std::fmt::Display for GrainCost {
             true => {
                 format!("{times:.1} times as long as {fewer} on one worker, {step_ms:.1} ms and {fewer_step_ms:.1} ms")
             }
-            false => format!("about {times:.1} times as long as {fewer} on one worker, by this machine's rates"),
+            false => format!(
+                "{times:.1} times as long as {fewer} on one worker by this machine's rates (`kolo plan` times both)"
+            ),
         };
         let lost = if *fewer == 1 { ", but leaves no grain for a second worker," } else { "" };
         write!(
