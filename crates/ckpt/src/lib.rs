@@ -25,5 +25,5 @@ pub use disk::{Disk, RealDisk, SharedDisk};
 pub use error::{CkptError, human};
 pub use manifest::{CHUNK_BYTES, FileInfo, Header, INDEX, MANIFEST, Role, Run, TensorInfo};
 pub use shard::{Piece, ShardWriter, Summary, WrittenRun, write_shard};
-pub use source::{CHECKPOINTS, TensorSource, TensorView, checkpoints_of, resolve};
+pub use source::{CHECKPOINTS, SafetensorsFiles, TensorSource, TensorView, checkpoints_of, resolve, weights_of};
 pub use verify::{Damage, DamageKind};

@@ -1,11 +1,12 @@
-//! Where tensors can be read from, as a user names it: a run, a checkpoint or a safetensors file.
+//! Where tensors can be read from, as a user names it: a run, a checkpoint, a safetensors file, or several with an index.
 
 use crate::catalog::{self, Found};
 use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, SharedDisk};
 use crate::error::CkptError;
-use crate::manifest::{MANIFEST, Role, TensorInfo};
+use crate::manifest::{INDEX, MANIFEST, Role, TensorInfo};
 use crate::safetensors::{self, SafetensorsFile};
+use crate::transfer::open_files;
 use kolo_base::ShownPath;
 use kolo_graph::DType;
 use std::ops::Range;
@@ -18,7 +19,21 @@ pub const CHECKPOINTS: &str = "checkpoints";
 #[derive(Debug)]
 pub enum TensorSource {
     Checkpoint(Box<Checkpoint>),
-    Safetensors(SafetensorsFile),
+    Safetensors(SafetensorsFiles),
+}
+
+/// Files that hold a model together.
+#[derive(Debug)]
+pub struct SafetensorsFiles {
+    /// The file, or the index of several.
+    pub path: PathBuf,
+    pub files: Vec<SafetensorsFile>,
+}
+
+impl SafetensorsFiles {
+    pub fn open(disk: &dyn Disk, path: &Path) -> Result<Self, CkptError> {
+        Ok(Self { path: path.to_path_buf(), files: open_files(disk, path)? })
+    }
 }
 
 /// A tensor of a source.
@@ -72,7 +87,7 @@ impl TensorSource {
     pub fn path(&self) -> &Path {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint.dir(),
-            Self::Safetensors(file) => &file.path,
+            Self::Safetensors(files) => &files.path,
         }
     }
 
@@ -80,8 +95,8 @@ impl TensorSource {
     pub fn tensors(&self) -> Vec<TensorView<'_>> {
         let mut views: Vec<TensorView<'_>> = match self {
             Self::Checkpoint(checkpoint) => checkpoint.tensors().iter().map(TensorView::of).collect(),
-            Self::Safetensors(file) => {
-                let tensors = file.tensors.iter();
+            Self::Safetensors(all) => {
+                let tensors = all.files.iter().flat_map(|file| &file.tensors);
                 tensors
                     .map(|tensor| TensorView {
                         name: &tensor.name,
@@ -100,17 +115,18 @@ impl TensorSource {
 
     /// Reads elements `range` of a tensor into `out`, little-endian.
     pub fn read(&self, tensor: &str, range: Range<usize>, out: &mut [u8]) -> Result<(), CkptError> {
-        let file = match self {
+        let all = match self {
             Self::Checkpoint(checkpoint) => return checkpoint.read(tensor, range, out),
-            Self::Safetensors(file) => file,
+            Self::Safetensors(files) => files,
         };
         let wrong = |what: &str, hint: &str| CkptError::Tensor {
-            path: file.path.clone(),
+            path: all.path.clone(),
             tensor: tensor.into(),
             what: what.into(),
             hint: hint.into(),
         };
-        let stored = file.tensor(tensor).ok_or_else(|| wrong("is not in it", "`kolo ckpt show` lists what is"))?;
+        let held = all.files.iter().find_map(|file| Some((file, file.tensor(tensor)?)));
+        let (file, stored) = held.ok_or_else(|| wrong("is not in it", "`kolo ckpt show` lists what is"))?;
         let dtype = stored.dtype();
         let size =
             dtype.ok_or_else(|| wrong("has a type that kolo does not support", "convert it to F32"))?.bytes() as u64;
@@ -126,11 +142,24 @@ pub fn checkpoints_of(disk: &dyn Disk, path: &Path) -> PathBuf {
     if disk.is_dir(&inner) { inner } else { path.to_path_buf() }
 }
 
-/// What a user means by a path: a safetensors file, a checkpoint, a directory of checkpoints or that of a run, both of which
-/// stand for their newest sound one. Also says which newer ones were not sound, and why.
+/// What transformers calls a model's only file.
+const WHOLE: &str = "model.safetensors";
+
+/// The safetensors file that a path means, or the index of several: the path itself, or what is in a directory as
+/// `save_pretrained` leaves it.
+pub fn weights_of(disk: &dyn Disk, path: &Path) -> PathBuf {
+    if !disk.is_dir(path) {
+        return path.to_path_buf();
+    }
+    let has_index = disk.list(path).is_ok_and(|items| items.iter().any(|item| item.name == INDEX));
+    path.join(if has_index { INDEX } else { WHOLE })
+}
+
+/// What a user means by a path: a safetensors file or the index of several, a directory with either, a checkpoint, a directory of
+/// checkpoints or that of a run, both of which stand for their newest sound one. Also says which newer ones were not sound, and why.
 pub fn resolve(disk: &SharedDisk, path: &Path) -> Result<(TensorSource, Vec<(PathBuf, String)>), CkptError> {
     if !disk.is_dir(path) {
-        return Ok((TensorSource::Safetensors(SafetensorsFile::open(disk.as_ref(), path)?), Vec::new()));
+        return Ok((TensorSource::Safetensors(SafetensorsFiles::open(disk.as_ref(), path)?), Vec::new()));
     }
     let items = disk.list(path).map_err(CkptError::io(path, "list", None))?;
     if items.iter().any(|item| item.name == MANIFEST) {
@@ -144,6 +173,10 @@ pub fn resolve(disk: &SharedDisk, path: &Path) -> Result<(TensorSource, Vec<(Pat
             let what =
                 format!("none of its {} checkpoints is intact; the newest, {}: {why}", skipped.len(), damaged.shown());
             Err(CkptError::refused(path, what, "`kolo ckpt verify` lists everything that is damaged"))
+        }
+        (None, None) if items.iter().any(|item| [INDEX, WHOLE].contains(&item.name.as_str())) => {
+            let weights = weights_of(disk.as_ref(), path);
+            Ok((TensorSource::Safetensors(SafetensorsFiles::open(disk.as_ref(), &weights)?), Vec::new()))
         }
         (None, None) => {
             let hint = "name a run directory (`kolo train --out`), a checkpoint or a safetensors file";

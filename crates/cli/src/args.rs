@@ -26,13 +26,22 @@ pub struct Args {
 impl Args {
     /// Reads a command line, its first word the program, and remembers which flags stand on it.
     pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let matches = Self::command().try_get_matches_from(words)?;
+        let matches = with_negative_numbers(Self::command()).try_get_matches_from(words)?;
         let mut args = Self::from_arg_matches(&matches)?;
         if let Some(workers) = args.command.workers_mut() {
             workers.given = given(&matches);
         }
         Ok(args)
     }
+}
+
+/// A number below 0 is a value, which the command refuses for what it is, and no flag.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let allow = |arg: clap::Arg| match arg.get_action().takes_values() && !arg.is_positional() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    };
+    command.mut_args(allow).mut_subcommands(with_negative_numbers)
 }
 
 /// The flags of the innermost command that the user wrote.
@@ -596,7 +605,7 @@ pub struct BenchComm {
     #[arg(long, value_delimiter = ',', default_value = "4,256,2K,16K,128K,1M,8M,64M")]
     pub bytes: Vec<String>,
     /// Calls per size; fewer for large ones
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 200, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub iterations: usize,
     /// Use private buffers instead of memory that the ranks share
     #[arg(long)]
@@ -638,4 +647,126 @@ pub struct BenchTrain {
     /// Read `run K` lines from standard input and answer each with a line of JSON
     #[arg(long)]
     pub serve: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// What the sources of all crates have between backticks in their texts, and where.
+    fn quoted() -> Vec<(String, String)> {
+        fn visit(path: &Path, found: &mut Vec<(String, String)>) {
+            for path in std::fs::read_dir(path).into_iter().flatten().map(|entry| entry.expect("an entry").path()) {
+                if path.is_dir() {
+                    visit(&path, found);
+                }
+                let Some(text) =
+                    std::fs::read_to_string(&path).ok().filter(|_| path.extension() == Some("rs".as_ref()))
+                else {
+                    continue;
+                };
+                // Tests name what is wrong on purpose.
+                let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+                for (at, line) in text.lines().enumerate() {
+                    let line = line.trim_start();
+                    if line.starts_with("//") || !line.contains('`') {
+                        continue;
+                    }
+                    let place = format!("{}:{}", path.display(), at + 1);
+                    found.extend(line.split('`').skip(1).step_by(2).map(|words| (place.clone(), words.to_string())));
+                }
+            }
+        }
+        let mut found = Vec::new();
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for entry in std::fs::read_dir(crates).expect("the crates") {
+            visit(&entry.expect("a crate").path().join("src"), &mut found);
+        }
+        found
+    }
+
+    fn has_flag(command: &clap::Command, flag: &str) -> bool {
+        command.get_arguments().any(|one| one.get_long() == Some(flag))
+            || command.get_subcommands().any(|inner| has_flag(inner, flag))
+    }
+
+    /// What is wrong with a command line that a message names.
+    fn wrong_with(line: &str) -> Option<String> {
+        let root = Args::command();
+        let mut command = &root;
+        let mut is_command = true;
+        for word in line.split_whitespace().skip(1) {
+            if let Some(flag) = word.strip_prefix("--").filter(|flag| !flag.is_empty()) {
+                let flag = flag.split('=').next().unwrap_or(flag);
+                is_command = false;
+                if !flag.contains('{') && flag != "help" && !has_flag(command, flag) {
+                    return Some(format!("{} has no --{flag}", command.get_name()));
+                }
+            } else if is_command && command.has_subcommands() {
+                if word.contains('{') {
+                    return None;
+                }
+                match command.find_subcommand(word) {
+                    Some(inner) => command = inner,
+                    None => return Some(format!("{} has no {word}", command.get_name())),
+                }
+            } else {
+                is_command = false;
+            }
+        }
+        None
+    }
+
+    /// Flags of other programs that messages name.
+    const OF_OTHERS: &[&str] = &["features", "locked", "long", "mpi", "no-default-features", "release"];
+
+    #[test]
+    fn messages_name_commands_and_flags_that_there_are() {
+        let all = quoted();
+        let lines: Vec<&(String, String)> = all.iter().filter(|(_, words)| words.starts_with("kolo ")).collect();
+        assert!(lines.len() > 40, "{} command lines", lines.len());
+        let mut wrong: Vec<String> = lines
+            .iter()
+            .filter_map(|(place, line)| Some(format!("{place}: `{line}`: {}", wrong_with(line)?)))
+            .collect();
+        let root = Args::command();
+        for (place, words) in all.iter().filter(|(_, words)| words.starts_with("--")) {
+            let flag = words[2..].split([' ', '=']).next().unwrap_or_default();
+            let is_name = !flag.is_empty() && flag.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+            if is_name && !OF_OTHERS.contains(&flag) && !has_flag(&root, flag) {
+                wrong.push(format!("{place}: `{words}`: no command has --{flag}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(wrong_with("kolo train --epochs 3").is_some() && wrong_with("kolo data eat").is_some());
+    }
+
+    /// The documents have every key of a job file.
+    #[test]
+    fn messages_name_keys_that_the_documents_have() {
+        const SECTIONS: [&str; 7] = ["job", "model", "data", "train", "parallel", "memory", "checkpoint"];
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let text: String = std::fs::read_dir(docs)
+            .expect("the documents")
+            .filter_map(|entry| std::fs::read_to_string(entry.expect("an entry").path()).ok())
+            .collect();
+        let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+        let words: std::collections::BTreeSet<&str> = text.split(|letter| !is_part(letter)).collect();
+        let mut count = 0;
+        let mut wrong = Vec::new();
+        for (place, quoted) in quoted() {
+            let key: String = quoted.chars().take_while(|letter| is_part(*letter) || *letter == '.').collect();
+            let mut parts = key.split('.');
+            if !SECTIONS.contains(&parts.next().unwrap_or_default()) || !key.contains('.') || quoted.contains("()") {
+                continue;
+            }
+            count += 1;
+            if let Some(unknown) = parts.find(|part| !part.is_empty() && !words.contains(part)) {
+                wrong.push(format!("{place}: `{quoted}`: no page has the key {unknown}"));
+            }
+        }
+        assert!(count > 50, "{count} keys");
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
 }

@@ -6,6 +6,7 @@ use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
 use crate::plan;
+use crate::progress::Waiting;
 use crate::simulate::duration;
 use kolo_plan::search::{Candidate, Limits, Ranked, search};
 use kolo_train::layout_models::JobModels;
@@ -26,12 +27,14 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     }
     let job = kinds.read(&load::settings(&args.job)?)?;
     let given = args.job.workers.given.iter().any(|flag| flag == "count");
+    let waiting = (!args.quiet).then(|| Waiting::new("searching for the fastest layout"));
     let mut found = choose(&job, args, given)?;
     // Rates say which layouts are worth trying; how fast they are, a trial says.
     let cores = load::threads(&args.job)?;
     for one in &mut found {
         one.tried = tried(kinds, args, one, cores).ok().flatten();
     }
+    drop(waiting);
     found.sort_by(|one, other| one.order().total_cmp(&other.order()));
     if !args.quiet {
         say(&found);
@@ -52,7 +55,7 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let error = std::process::Command::new(program).args(words).exec();
     Err(Failure::job(
         format!("cannot start again: {error}"),
-        "run `kolo plan --search --write` and train without --auto",
+        "run `kolo plan JOB.toml --search --write` and train without --auto",
     ))
 }
 

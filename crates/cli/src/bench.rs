@@ -6,7 +6,8 @@ use crate::flags;
 use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
 use crate::output::println;
-use crate::progress::Progress;
+use crate::progress::{Bar, Progress};
+use crate::train::note_grains;
 use crate::workers::{self, Worker};
 use kolo_cluster::{Introduction, RankInfo};
 use kolo_data::LoadTimes;
@@ -123,13 +124,18 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
     if args.serve {
         return serve(&mut trainer, held.as_ref(), startup_ms);
     }
-    run(&mut trainer, held.as_ref(), args.warmup.saturating_sub(1))?;
+    let bar = Bar::new(args.warmup.max(1) + args.steps, "steps");
+    bar.tell(1);
+    run_shown(&mut trainer, held.as_ref(), args.warmup.saturating_sub(1), &|done| bar.tell(1 + done))?;
     trainer.session_mut().set_profile(args.profile);
-    let times = run(&mut trainer, held.as_ref(), args.steps)?;
+    let times = run_shown(&mut trainer, held.as_ref(), args.steps, &|done| bar.tell(args.warmup.max(1) + done))?;
+    bar.finish();
     if args.profile {
         profile(&trainer, args.steps);
     }
-    report(&trainer, args, threads, &BenchTimes { steps_ms: &times, ready_ms, startup_ms }, json!({}))
+    report(&trainer, args, threads, &BenchTimes { steps_ms: &times, ready_ms, startup_ms }, json!({}))?;
+    note_grains(trainer.job(), threads);
+    Ok(())
 }
 
 /// What was measured.
@@ -179,16 +185,27 @@ fn report(
 
 /// Milliseconds of each of `count` steps.
 fn run(trainer: &mut Trainer, held: Option<&HeldBatch>, count: usize) -> Result<Vec<f64>, Failure> {
-    (0..count)
-        .map(|_| {
-            let start = Instant::now();
-            match held {
-                Some(held) => trainer.step_on(held)?,
-                None => trainer.step()?,
-            };
-            Ok(start.elapsed().as_secs_f64() * 1e3)
-        })
-        .collect()
+    run_shown(trainer, held, count, &|_| ())
+}
+
+/// The same; `tell` hears between steps how many are done.
+fn run_shown(
+    trainer: &mut Trainer,
+    held: Option<&HeldBatch>,
+    count: usize,
+    tell: &dyn Fn(usize),
+) -> Result<Vec<f64>, Failure> {
+    let one = |number: usize| {
+        let start = Instant::now();
+        match held {
+            Some(held) => trainer.step_on(held)?,
+            None => trainer.step()?,
+        };
+        let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+        tell(number + 1);
+        Ok(milliseconds)
+    };
+    (0..count).map(one).collect()
 }
 
 /// Answers `run K` lines, so that a driver can let contestants take turns.

@@ -6,7 +6,7 @@ use crate::device;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
 use crate::manifest::Agreement;
-use crate::output::println;
+use crate::output::{self, println};
 use crate::progress::Progress;
 use crate::transports::{self, TransportKind};
 use crate::workers::{self, JoinedRank};
@@ -29,7 +29,8 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         let count = workers::asked(&args.workers)?;
         if count == 1 && args.workers.transport.joins_devices() {
             let rows = bench_nccl::sweep(&bench_nccl::alone()?, device::own_gpu()?, &kinds, &sizes, args.iterations)?;
-            print(&rows);
+            print_head();
+            rows.iter().for_each(print_row);
             return args.report.as_deref().map_or(Ok(()), |path| write_report(path, &rows));
         }
         if count < 2 {
@@ -38,20 +39,48 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         return workers::supervise(&args.workers, count, 0, None, Progress::plain(false), None);
     };
     let mut joined = workers::join(&rank_info, &args.workers, introduction(args))?;
-    let outcome = measure(args, &rank_info, &mut joined, &kinds, &sizes);
+    let mut table = Table { report: args.report.as_deref().filter(|_| rank_info.rank == 0), ..Table::default() };
+    table.is_shown = rank_info.rank == 0;
+    let outcome = measure(args, &rank_info, &mut joined, (&kinds, &sizes), &mut table);
     let JoinedRank { member, mpi } = joined;
-    let rows = workers::or_fail(outcome, &member)?;
-    if member.rank == 0 {
-        print(&rows);
-        if let Some(path) = &args.report {
-            write_report(path, &rows)?;
-        }
-        if let Some(path) = &args.write {
-            write_file(path, cluster_text(&rows, rank_info.world, !args.workers.transport.joins_devices()))?;
-        }
+    workers::or_fail(outcome, &member)?;
+    let Table { rows, unwritten, .. } = table;
+    if let Some(failure) = unwritten {
+        member.fail(failure.message(), None);
+        return Err(Failure::reported());
+    }
+    if let Some(path) = args.write.as_ref().filter(|_| member.rank == 0) {
+        write_file(path, cluster_text(&rows, rank_info.world, !args.workers.transport.joins_devices()))?;
     }
     member.finish()?;
     Ok(mpi.map_or(Ok(()), MpiWorld::finish)?)
+}
+
+/// What was measured so far. Every row is printed, and in the report, as soon as it is there, so that whoever interrupts the
+/// measurement keeps it.
+#[derive(Default)]
+struct Table<'a> {
+    rows: Vec<BenchRow>,
+    is_shown: bool,
+    report: Option<&'a Path>,
+    /// Why the report could not be written.
+    unwritten: Option<Failure>,
+}
+
+impl Table<'_> {
+    fn extend(&mut self, rows: Vec<BenchRow>) {
+        if self.is_shown {
+            if self.rows.is_empty() {
+                print_head();
+            }
+            rows.iter().for_each(print_row);
+            output::flush();
+        }
+        self.rows.extend(rows);
+        if let Some(path) = self.report {
+            self.unwritten = write_report(path, &self.rows).err();
+        }
+    }
 }
 
 fn write_report(path: &Path, rows: &[BenchRow]) -> Result<(), Failure> {
@@ -91,9 +120,9 @@ fn measure(
     args: &BenchComm,
     rank_info: &RankInfo,
     joined: &mut JoinedRank,
-    kinds: &[CallKind],
-    sizes: &[usize],
-) -> Result<Vec<BenchRow>, Fault> {
+    (kinds, sizes): (&[CallKind], &[usize]),
+    table: &mut Table<'_>,
+) -> Result<(), Fault> {
     let JoinedRank { member, mpi } = joined;
     let asked = args.workers.transport;
     let free = asked.link.is_none() && !asked.joins_devices() && rank_info.launcher == Launcher::Kolo;
@@ -101,13 +130,13 @@ fn measure(
         true => transports::measured_alone().collect(),
         false => vec![asked],
     };
-    let mut rows = Vec::new();
     for transport in transports {
         let transport = transport.connect(member, mpi.as_ref(), &args.workers)?;
         let world = Arc::new(Communicator::new(transport, Arc::clone(&member.watch), true));
         if args.workers.transport.joins_devices() {
             let gpu = device::own_gpu().map_err(|failure| Fault::BadCall(failure.message().into()))?;
-            return bench_nccl::sweep(&world, gpu, kinds, sizes, args.iterations);
+            table.extend(bench_nccl::sweep(&world, gpu, kinds, sizes, args.iterations)?);
+            return Ok(());
         }
         // A cluster file is about steps: exchanges are started, on buffers just written, in groups of fewer ranks, too.
         let (started, fresh) = (args.started || args.write.is_some(), args.fresh || args.write.is_some());
@@ -120,12 +149,12 @@ fn measure(
             for kind in kinds {
                 // A barrier has no size.
                 let sizes = if *kind == CallKind::Barrier { &[0][..] } else { sizes };
-                rows.extend(bench::sweep(&group, *kind, sizes, method)?);
+                table.extend(bench::sweep(&group, *kind, sizes, method)?);
             }
             world.barrier()?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// How many ranks exchange with each other, all groups of so many at the same time; the whole world first.
@@ -134,14 +163,15 @@ fn group_sizes(world: usize, smaller: bool) -> Vec<usize> {
     halves.take_while(|size| *size == world || smaller && *size > 1).collect()
 }
 
-fn print(rows: &[BenchRow]) {
+fn print_head() {
     println!("{:<16} {:<9} {:>5} {:>12} {:>14} {:>12}", "op", "transport", "ranks", "bytes", "median µs", "bus GB/s");
-    for row in rows {
-        println!(
-            "{:<16} {:<9} {:>5} {:>12} {:>14.2} {:>12.3}",
-            row.op, row.transport, row.ranks, row.bytes, row.us_median, row.busbw_gbps
-        );
-    }
+}
+
+fn print_row(row: &BenchRow) {
+    println!(
+        "{:<16} {:<9} {:>5} {:>12} {:>14.2} {:>12.3}",
+        row.op, row.transport, row.ranks, row.bytes, row.us_median, row.busbw_gbps
+    );
 }
 
 /// A cluster file of these workers: the link of the transport that was measured first.

@@ -5,6 +5,7 @@ use crate::described;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::output::println;
+use crate::progress::Waiting;
 use kolo_base::ShownPath;
 use kolo_cuda::{GpuRate, GpuWork};
 use kolo_graph::DType;
@@ -25,7 +26,10 @@ pub fn device(args: &BenchDevice) -> Result<(), Failure> {
         let message = format!("--name {:?} is not a valid device name", args.name);
         return Err(Failure::usage(message, "use letters, digits, - and _"));
     }
-    let (rows, facts) = args.device.measure(args)?;
+    let waiting = Waiting::new("measuring");
+    let measured = args.device.measure(args);
+    drop(waiting);
+    let (rows, facts) = measured?;
     println!("{:<24} {:>8} {:>22} {:>16}", "work", "in", "shape", "rate");
     for row in &rows {
         let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();

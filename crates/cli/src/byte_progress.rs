@@ -1,16 +1,15 @@
 //! How far a command has read its files: a bar on a terminal, a line now and then elsewhere, nothing when quiet.
 
 use crate::output::println;
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::progress::{self, BYTES};
+use indicatif::ProgressBar;
 use kolo_base::lock;
-use std::io::IsTerminal;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Lines come at least so far apart.
 const LINE_PAUSE: Duration = Duration::from_secs(5);
-const TEMPLATE: &str = "{bar:32.cyan/blue} {bytes}/{total_bytes}  {msg}  {bytes_per_sec}  {eta} left";
 
 #[derive(Debug)]
 pub struct ByteProgress {
@@ -25,10 +24,7 @@ pub struct ByteProgress {
 impl ByteProgress {
     /// Packed files hold more than `total`, the size of the files: the bar then grows with what was read.
     pub fn new(total: u64, message: &'static str, quiet: bool) -> Self {
-        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
-            let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(total).with_style(style).with_message(message)
-        });
+        let bar = (!quiet).then(|| progress::bar(total, BYTES)).flatten().map(|bar| bar.with_message(message));
         Self { bar, quiet, message, done: AtomicU64::new(0), total, last_line: Mutex::new(Instant::now()) }
     }
 

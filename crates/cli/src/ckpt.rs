@@ -9,14 +9,14 @@ use crate::args::Ckpt;
 use crate::fail::Failure;
 use crate::load::Kinds;
 use crate::output::{print_error, println};
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::progress::{self, BYTES};
+use indicatif::ProgressBar;
 use kolo_ckpt::diff::{DiffKind, Difference, TensorDiff, ValueDiff, diff};
 use kolo_ckpt::{
     Checkpoint, CkptError, Header, Listed, MANIFEST, RealDisk, Role, SharedDisk, StepName, TensorSource, TensorView,
     checkpoints_of, list, resolve, unfinished,
 };
 use kolo_train::machine::{format_bytes, format_count};
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use transfer::ImportArgs;
 
@@ -46,11 +46,7 @@ fn opened(disk: &SharedDisk, path: &Path) -> Result<TensorSource, Failure> {
 
 /// A bar for so many bytes, on a terminal.
 fn bar(bytes: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:32.cyan/blue} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
-    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    progress::bar(bytes, BYTES).unwrap_or_else(ProgressBar::hidden)
 }
 
 /// Refuses what is not there, or is no directory.

@@ -98,12 +98,15 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failur
         (None, Some(path)) => read_text(path).map_err(|error| {
             Failure::usage(format!("--prompt-file {}: {error}", path.shown()), "name a file of UTF-8 text")
         })?,
-        (None, None) => match tokenizer.end_of_text() {
-            // What a text begins with, if the tokenizer knows it.
-            Some(end) => return Ok(vec![end]),
-            None => return Err(Failure::usage("there is nothing to continue", "give a text with --prompt")),
-        },
+        (None, None) => String::new(),
     };
+    if text.is_empty() {
+        // What a text begins with, if the tokenizer knows it.
+        return tokenizer.end_of_text().map(|end| vec![end]).ok_or_else(|| {
+            let message = "there is nothing to continue, and the tokenizer has no token that begins a text";
+            Failure::usage(message, "give a text with --prompt, if only a letter or a line's end")
+        });
+    }
     let mut tokens = Vec::new();
     tokenizer.encode(&text, &mut tokens).map_err(|ReadError { message, hint, .. }| {
         Failure::usage(format!("the prompt cannot be read: {message}"), &hint)

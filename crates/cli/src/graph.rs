@@ -20,7 +20,9 @@ pub fn graph(kinds: &Kinds, args: &GraphArgs) -> Result<(), Failure> {
         return Ok(());
     }
     if args.rank >= workers {
-        return Err(Failure::usage(format!("--rank {} of {workers} workers", args.rank), "ranks count from 0"));
+        let hint = format!("ranks are 0 to {}; -n gives the number of workers", workers - 1);
+        let workers = if workers == 1 { "1 worker".into() } else { format!("{workers} workers") };
+        return Err(Failure::usage(format!("--rank {} of {workers}", args.rank), &hint));
     }
     print!("{}", graph_of(&job, &job.parallel, purpose, &load::mesh(&job, workers, args.rank)?)?);
     Ok(())

@@ -53,6 +53,7 @@ mod transports;
 mod whole_file;
 mod workers;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use kolo_data::SourceKind;
 use kolo_graph::OpKind;
 use kolo_graph::simd;
@@ -137,6 +138,7 @@ impl App {
         let command = match args::Args::read(std::env::args_os()) {
             Ok(args) => args.command,
             Err(error) => {
+                let error = with_hint(&self.kinds, error);
                 // Of many workers with the same wrong command line one says so, before its launcher sees others end.
                 match kolo_cluster::launcher::detect(&|name| std::env::var(name).ok()) {
                     Ok(Some(rank_info)) if rank_info.rank > 0 => std::thread::sleep(SPEAKING),
@@ -183,6 +185,23 @@ impl App {
             Err(failure) => failure.report(),
         }
     }
+}
+
+/// An unknown flag may be a key of the job file. What clap says instead, to put it behind `--`, helps with `kolo slurm` alone.
+fn with_hint(kinds: &Kinds, mut error: clap::Error) -> clap::Error {
+    let passes_on = std::env::args_os().nth(1).is_some_and(|command| command == "slurm");
+    let flag = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) if error.kind() == ErrorKind::UnknownArgument && !passes_on => flag.clone(),
+        _ => return error,
+    };
+    error.remove(ContextKind::Suggested);
+    let is_flag = flag.starts_with("--") && error.get(ContextKind::SuggestedArg).is_none();
+    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default().replace('-', "_");
+    if let Some(key) = Some(name).filter(|_| is_flag).and_then(|name| load::key_named(kinds, &name)) {
+        let tip = format!("`{key}` is a key of the job file: write `--set {key}=VALUE`");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// What clap has to say, in colour unless the words that it quotes hold codes of their own.

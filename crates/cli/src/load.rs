@@ -67,6 +67,20 @@ pub fn settings_of(path: Option<&Path>, overrides: &[String]) -> Result<Settings
     Ok(root)
 }
 
+/// Where a job file has keys, the likeliest first.
+const PLACES_OF_KEYS: [&str; 9] =
+    ["train", "data", "model", "train.optimizer", "train.schedule", "parallel", "memory", "checkpoint", "job"];
+
+/// The key of a job file with this name, with its section: `train.epochs`.
+pub fn key_named(kinds: &Kinds, name: &str) -> Option<String> {
+    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let mut keys = PLACES_OF_KEYS.iter().filter(|_| is_name).map(|place| format!("{place}.{name}"));
+    keys.find(|key| {
+        let read = settings_of(None, &[format!("{key}=1")]).and_then(|root| kinds.read(&root).map(drop));
+        read.err().is_none_or(|failure| !failure.message().contains("unknown key"))
+    })
+}
+
 /// A pipe has one reader. Asked before the pipe is opened, as every process would take a part of it.
 pub fn refuse_shared_pipe(root: &Settings, processes: usize) -> Result<(), Failure> {
     let data = root.table("data")?;
@@ -114,8 +128,17 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     }
     let root = settings(args)?;
     refuse_shared_pipe(&root, workers)?;
-    let near =
-        |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
+    // Who starts the workers in another way has no -n to change.
+    let counted = args.workers.hosts.is_none() && args.workers.count == workers;
+    let named = |layout: String| match layout.strip_prefix("-n ").map(|rest| rest.split_once(' ').unwrap_or((rest, "")))
+    {
+        Some((count, rest)) if !counted => format!("{count} workers {rest}").trim_end().to_string(),
+        _ => layout,
+    };
+    let near = |error: kolo_train::Error| {
+        let layouts: Vec<String> = nearest::layouts(&root, &kinds.lists(), workers).into_iter().map(named).collect();
+        Failure::from(error).beside(&layouts)
+    };
     let mut job = Job::read_among(&root, &kinds.lists()).map_err(near)?;
     job.run_on(linked(args.device.executor()?, args.workers.transport, workers)?)?;
     if workers > 1 {

@@ -10,12 +10,14 @@ use crate::args::PlanArgs;
 use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
+use crate::progress::Waiting;
 use crate::workers;
 use kolo_exec::{Options, Program};
 use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, MemoryPlan, Rates, RunCost};
 use kolo_train::Job;
+use kolo_train::grain_cost::GrainCost;
 use kolo_train::memory_check::{self, HostUsage, Shortage};
 use kolo_train::memory_limit::{self, Wanted, WorkersNow};
 use kolo_train::step::{program_of, raw_graph};
@@ -24,6 +26,7 @@ use kolo_train::worker_plan::WorkerPlan;
 use serde_json::json;
 use shared::Shared;
 use std::path::Path;
+use std::sync::Arc;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 /// The name of a job whose file gives it none.
@@ -54,6 +57,8 @@ struct Prediction {
     shared: Option<Shared>,
     /// If it does not fit into this machine.
     shortage: Option<Shortage>,
+    /// What the grains cost, if one worker pays for them.
+    grain_cost: Option<GrainCost>,
 }
 
 impl Prediction {
@@ -84,7 +89,7 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     let by_host = workers::asked_by_host(&args.job.workers)?;
     let workers = by_host.iter().sum();
     let job_args = args.job.job_args();
-    let job = load::job(kinds, &job_args, workers)?;
+    let mut job = load::job(kinds, &job_args, workers)?;
     // Every host is taken to be like this one.
     let hosts = by_host.len();
     let per_host = by_host.into_iter().max().unwrap_or(1);
@@ -93,7 +98,12 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         Some(_) => load::threads(&job_args)?,
     };
     check(args)?;
-    let prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
+    let waiting = Waiting::new("planning");
+    let mut prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
+    if workers == 1 && prediction.shortage.is_none() {
+        prediction.grain_cost = grain_cost(&mut job, threads, prediction.measured)?;
+    }
+    drop(waiting);
     if let Some(file) = &args.schedule {
         let shared = prediction.shared.as_ref();
         let none = || Failure::usage("the job has no pipeline to draw", "set `parallel.pipeline` to 2 or more, and -n");
@@ -193,6 +203,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         rates,
         shared: all_workers,
         shortage,
+        grain_cost: None,
     })
 }
 
@@ -211,6 +222,17 @@ pub(crate) fn try_out(job: &Job, setup: TrialSetup) -> Result<Option<TrialRun>, 
     let program = program_of(job, &job.parallel, &mesh, options)?;
     let shared = Shared::new(job, setup.workers, options, &Rates::measure())?;
     tried(job, &program, setup, shared.as_ref().filter(|one| one.splits_model))
+}
+
+/// What the grains cost one worker: tried out, if the job's own step was and the rates say that it is worth it.
+fn grain_cost(job: &mut Arc<Job>, threads: usize, measured: Option<TrialRun>) -> Result<Option<GrainCost>, Failure> {
+    let predicted = GrainCost::predict(job, threads)?;
+    match (predicted, measured, Arc::get_mut(job)) {
+        (Some(predicted), Some(own), Some(job)) => {
+            Ok(predicted.time(job, threads, own.step_seconds() * 1e3, trial_run::TIME_LIMIT)?)
+        }
+        (predicted, ..) => Ok(predicted),
+    }
 }
 
 /// Steps of the whole run: the job's own, unless flags say how long it is. An epoch leaves out what does not fill a batch.
@@ -276,6 +298,7 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         })),
         "shared": p.shared.as_ref().map(Shared::as_json),
         "rates": {"flops": p.rates.flops, "bytes": p.rates.bytes},
+        "grain_cost": p.grain_cost,
         "run": {
             "samples": p.samples, "epochs": p.epochs, "flops": p.run.flops, "pflop_days": p.run.pflop_days,
             "flops_per_input_byte": p.run.flops_per_input_byte, "devices": p.fleet.devices,

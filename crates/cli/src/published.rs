@@ -6,7 +6,7 @@ use crate::args::BenchPublished;
 use crate::clusters::PUBLISHED;
 use crate::fail::{Failure, write_file};
 use crate::load::Kinds;
-use crate::output::println;
+use crate::output::{self, println};
 use kolo_config::FileKind;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_plan::cluster::Cluster;
@@ -89,11 +89,21 @@ pub fn published(kinds: &Kinds, args: &BenchPublished) -> Result<(), Failure> {
     let rows = root.tables("row", "[[row]]")?.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
     root.finish()?;
     let wanted = |row: &Row| args.only.iter().all(|part| row.name.contains(part.as_str()));
-    let mut outcomes = Vec::new();
-    for row in rows.into_iter().filter(wanted) {
-        outcomes.push(outcome(kinds, &folder, row)?);
+    let rows: Vec<Row> = rows.into_iter().filter(wanted).collect();
+    if rows.is_empty() && !args.only.is_empty() {
+        let message = format!("--only {}: no row has that in its name", args.only.join(" --only "));
+        return Err(Failure::usage(message, "leave it out to see the names of all rows"));
     }
-    print(&outcomes, args.explain);
+    let mut outcomes = Vec::new();
+    print_head();
+    for row in rows {
+        // Whoever stops here keeps what is there.
+        let one = outcome(kinds, &folder, row)?;
+        print_row(&one, args.explain);
+        output::flush();
+        outcomes.push(one);
+    }
+    print_errors(&outcomes);
     match &args.report {
         Some(path) => write_file(path, format!("{:#}\n", as_json(&outcomes))),
         None => Ok(()),
@@ -183,28 +193,32 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     Some((values[at] + values[values.len() / 2]) / 2.0)
 }
 
-fn print(outcomes: &[Outcome], explain: bool) {
+fn print_head() {
     println!(
         "{:<44} {:>7} {:>10} {:>10} {:>8} {:>6} {:>9} {:>9} {:>8}",
         "row", "devices", "published", "predicted", "error", "MFU", "GiB publ.", "predicted", "error"
     );
-    for one in outcomes {
-        let memory = one.row.memory_gib.map_or_else(String::new, |memory| format!("{memory:.1}"));
-        let memory_error = one.memory_error().map_or_else(String::new, |error| format!("{:+.1} %", error * 100.0));
-        let name = format!("{}{}", one.row.name, if one.row.fitted { " (fitted)" } else { "" });
-        println!(
-            "{name:<44} {:>7} {:>10.3} {:>10.3} {:>6.1} % {:>5.1}% {memory:>9} {:>9.1} {memory_error:>8}",
-            one.row.devices,
-            one.published,
-            one.predicted,
-            one.error() * 100.0,
-            one.times.utilisation * 100.0,
-            one.memory_gib(),
-        );
-        if explain {
-            explain_row(one);
-        }
+}
+
+fn print_row(one: &Outcome, explain: bool) {
+    let memory = one.row.memory_gib.map_or_else(String::new, |memory| format!("{memory:.1}"));
+    let memory_error = one.memory_error().map_or_else(String::new, |error| format!("{:+.1} %", error * 100.0));
+    let name = format!("{}{}", one.row.name, if one.row.fitted { " (fitted)" } else { "" });
+    println!(
+        "{name:<44} {:>7} {:>10.3} {:>10.3} {:>6.1} % {:>5.1}% {memory:>9} {:>9.1} {memory_error:>8}",
+        one.row.devices,
+        one.published,
+        one.predicted,
+        one.error() * 100.0,
+        one.times.utilisation * 100.0,
+        one.memory_gib(),
+    );
+    if explain {
+        explain_row(one);
     }
+}
+
+fn print_errors(outcomes: &[Outcome]) {
     let free = || outcomes.iter().filter(|one| !one.row.fitted);
     if let Some(error) = median(free().map(|one| one.error().abs()).collect()) {
         println!("median error of what was not fitted: {:.1} % of {} rows", error * 100.0, free().count());

@@ -24,7 +24,7 @@ use tempfile::NamedTempFile;
 /// Which trained model, and how to run it.
 #[derive(Debug, Args)]
 pub struct SavedArgs {
-    /// A run (runs/a), one of its checkpoints, or a safetensors file with --job
+    /// A run (runs/a), one of its checkpoints, or a safetensors file, the index of several or their directory with --job
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
     /// The job file that the weights belong to, instead of the one that was saved with them

@@ -13,6 +13,7 @@ use crate::elastic;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load::{self, Kinds};
 use crate::plan::layouts::table::fitting_lines;
+use crate::progress::Waiting;
 use kolo_plan::cluster::Cluster;
 use kolo_plan::failures::LayoutSpeed;
 use kolo_plan::search::fitting::layouts_that_fit;
@@ -63,6 +64,7 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     })?;
     let mut job = kinds.read(&load::settings_of(args.job.as_deref(), &args.set)?)?;
     job.fit_to(devices)?;
+    let waiting = Waiting::new("simulating");
     if args.elastic {
         elastic::check_job(&job)?;
     }
@@ -82,6 +84,7 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     let name = job.name.clone();
     let seed = args.seed;
     let simulation = Simulation { name, title, candidate, cluster, model, step, weak, strong, weeks, seed };
+    drop(waiting);
     text::print(&simulation);
     write_files(args, &simulation)
 }

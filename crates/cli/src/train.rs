@@ -12,7 +12,7 @@ use crate::manifest::Agreement;
 use crate::out::{self, RunFiles, RunLock};
 use crate::output::{print_error, println};
 use crate::planned_step;
-use crate::progress::Progress;
+use crate::progress::{Progress, Waiting};
 use crate::resume;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_base::ShownPath;
@@ -24,8 +24,9 @@ use kolo_parallel::strategy::Strategy;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir};
 use kolo_train::class_weights;
-use kolo_train::compared::{most_wrong, most_wrong_memory};
+use kolo_train::compared::most_wrong_memory;
 use kolo_train::decision::decision_map;
+use kolo_train::grain_cost::GrainCost;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
@@ -55,7 +56,10 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
             None => auto::train(kinds, args),
             Some(found) => {
                 let message = format!("--auto: {} started the workers", found.launcher.name());
-                Err(Failure::usage(message, "run `kolo plan --search --write` first, and train without --auto"))
+                Err(Failure::usage(
+                    message,
+                    "run `kolo plan JOB.toml --search --write` first, and train without --auto",
+                ))
             }
         };
     }
@@ -310,6 +314,9 @@ pub fn listen(speaks: bool, is_told: bool) -> Result<Interrupt, Failure> {
 fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failure> {
     let threads = load::threads(&args.job)?;
     introduce(job, args, &counted(threads, "thread"), out.as_ref());
+    if !args.quiet {
+        note_grains(job, threads);
+    }
     let interrupt = listen(!args.quiet, false)?;
     let mut progress = Progress::new(job.total_steps, args.quiet);
     let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
@@ -321,6 +328,14 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     match outcome? {
         Some(signal) => Err(Failure::interrupted(signal)),
         None => Ok(()),
+    }
+}
+
+/// Says what the grains cost one worker, if that is worth a word.
+pub fn note_grains(job: &Job, threads: usize) {
+    // What cannot be built is refused, and explained, where it runs.
+    if let Ok(Some(cost)) = GrainCost::predict(job, threads) {
+        print_error(&format!("note: {cost}"));
     }
 }
 
@@ -485,7 +500,9 @@ pub fn conclude(
         write_report(args, options, &report, beside.as_ref())?;
     }
     let is_interrupted = report.ended == INTERRUPTED;
+    let waiting = (!args.quiet).then(|| Waiting::new("writing the report"));
     report.planned = planned_step::planned(trainer);
+    drop(waiting);
     report.compared = report.compare();
     write_report(args, options, &report, beside.as_ref())?;
     show_map(trainer, args, options.out.as_ref())?;
@@ -614,8 +631,8 @@ fn show_map(trainer: &mut Trainer, args: &Train, out: Option<&OutDir>) -> Result
 }
 
 fn summary(report: &Report) {
-    println!("{} after {} steps ({:.1} epochs)", report.ended, report.steps, report.epochs);
-    println!("  loss        {:.4}", report.loss);
+    println!("{} after {} ({:.1} epochs)", report.ended, counted(report.steps, "step"), report.epochs);
+    println!("  train_loss  {:.4}", report.loss);
     for (name, value) in &report.metrics {
         println!("  {name:<11} {value:.4}");
     }
@@ -624,26 +641,15 @@ fn summary(report: &Report) {
     if report.step_ms.median > 0.0 {
         println!("  speed       {} samples/s{tokens}", format_count(report.samples_per_s as u64));
     }
-    println!("              planned     measured");
-    let (plan, measured) = (format!("{:.2} ms", report.planned.step_ms), report.step_ms.median);
-    let (rate, whose) =
-        (report.planned.flops as f64 / measured / 1e6, if report.workers > 1 { ", per worker" } else { "" });
-    let (time, rate) = match measured > 0.0 {
-        true => (format!("{measured:.2} ms"), format!("at {rate:.1} GFLOP/s{whose}")),
-        // A run that was resumed after its last step.
-        false => ("no steps here".into(), String::new()),
-    };
-    println!("  step time   {plan:<10}  {time} (planned from rates alone; `kolo plan` times the step)");
-    println!("{}", format!("  FLOP/step   {:<10}  {rate}", format_count(report.planned.flops)).trim_end());
-    let (plan, peak) = (format_bytes(report.planned.bytes), format_bytes(report.peak_bytes.rss));
-    println!("  memory      {plan:<10}  {peak} peak of the whole process");
-    if let Some(one) = most_wrong(&report.compared) {
-        let (planned, measured, share) = (one.planned, one.measured, one.error.abs() * 100.0);
-        println!(
-            "  plan        largest error: {}: {planned:.2} ms planned, {measured:.2} ms measured, {share:.0} % of the step",
-            one.part
-        );
+    let (median, memory) = (report.step_ms.median, report.peak_bytes.rss);
+    // A run that was resumed after its last step makes none.
+    if median > 0.0 {
+        let whose = if report.workers > 1 { ", per worker" } else { "" };
+        let (flops, rate) = (format_count(report.planned.flops), report.planned.flops as f64 / median / 1e6);
+        println!("  step time   {median:.2} ms for {flops} FLOP{whose}: {rate:.1} GFLOP/s");
     }
+    let [planned, peak] = [report.planned.bytes, memory].map(format_bytes);
+    println!("  memory      {peak} at the peak of the whole process, {planned} planned");
     if let Some(one) = most_wrong_memory(&report.compared) {
         let [planned, measured] = [one.planned, one.measured].map(|bytes| format_bytes(bytes as u64));
         println!("  plan        largest error: {}: {planned} planned, {measured} measured", one.part);

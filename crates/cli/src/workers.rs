@@ -303,7 +303,7 @@ pub fn supervise(
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
             options.elastic = elastic;
-            local::run(&options, &mut observer)?
+            local::run(&options, &mut observer)
         }
         Some(list) => {
             let slots = hostlist::slots(list).map_err(wrong_list)?;
@@ -325,11 +325,11 @@ pub fn supervise(
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
             options.elastic = elastic;
-            hosts::run(&options, &mut observer)?
+            hosts::run(&options, &mut observer)
         }
     };
     view.finish();
-    match (end(&outcome), signal) {
+    match (end(&outcome?), signal) {
         (Ok(()), Some(signal)) => Err(Failure::interrupted(signal)),
         (ended, _) => ended,
     }

@@ -13,6 +13,9 @@ mod planned;
 mod trained;
 
 use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -90,7 +93,10 @@ impl Transcript {
         let words: Vec<&str> = self.command.split(' ').collect();
         let output = run_in(dir.path(), &words);
         let code = output.status.code().map_or("a signal".into(), |code| code.to_string());
-        format!("exit code {code}\n{}", String::from_utf8_lossy(&output.stderr))
+        // What takes long, as on a busy machine, says so now and then.
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.split_inclusive('\n').filter(|line| !line.ends_with(" s so far\n"));
+        format!("exit code {code}\n{}", said.collect::<String>())
     }
 }
 
@@ -282,6 +288,179 @@ fn a_measured_machine_is_an_entry() {
     std::fs::write(dir.path().join("report.json"), "{}").unwrap();
     let output = run_in(dir.path(), &["plan", "--calibrate", "report.json"]);
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A default that costs a factor is said, with the factor; where it costs nothing, nothing is.
+#[test]
+fn grains_that_cost_a_factor_are_said() {
+    let dir = tempdir();
+    let wide = "[model]\nkind = \"mlp\"\nhidden = [8192]\n[data]\nsource = \"builtin:digits\"\nbatch = 8\n[train]\nsteps = 1\n";
+    std::fs::write(dir.path().join("wide.toml"), wide).unwrap();
+    let plan = |job: &str, more: &[&str]| -> Value {
+        let words = [&["plan", job, "--json", "--threads", "1"], more].concat();
+        serde_json::from_str::<Value>(&stdout_of(dir.path(), &words)).expect("JSON")["grain_cost"].take()
+    };
+    let cost = plan("wide.toml", &["--by-rates"]);
+    assert_eq!((&cost["grains"], &cost["fewer"], &cost["timed"]), (&8.into(), &1.into(), &false.into()), "{cost}");
+    let [own, fewer] = ["step_ms", "fewer_step_ms"].map(|key| cost[key].as_f64().unwrap());
+    assert!(own > 1.15 * fewer && fewer > 0.0, "{cost}");
+    let tried = plan("wide.toml", &[]);
+    assert!(tried.is_null() || tried["timed"] == true, "{tried}");
+    for job in [&example("addition"), &example("waves")] {
+        assert!(plan(job, &["--by-rates"]).is_null(), "{job}");
+    }
+    let said = |words: &[&str]| {
+        let output = run_in(dir.path(), &[words, &["--threads", "1"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let note = "note: 8 grains take ";
+    for words in [&["train", "wide.toml", "--no-out"][..], &["bench", "train", "wide.toml", "--steps", "1"]] {
+        let text = said(words);
+        assert!(text.contains(note) && text.contains("`data.grains = 1` is faster"), "{text}");
+    }
+    assert_eq!(said(&["train", "wide.toml", "--no-out", "--quiet"]), "");
+    assert!(!said(&["train", "wide.toml", "--no-out", "--set", "data.grains=1"]).contains("grain"));
+}
+
+/// What a run writes to a terminal of so many columns on standard error.
+fn on_terminal(dir: &Path, columns: u16, words: &[&str]) -> String {
+    let (mut terminal, mut end) = (0, 0);
+    let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: both descriptors are written, the size is read, and the others may be null.
+    let opened = unsafe {
+        libc::openpty(&raw mut terminal, &raw mut end, std::ptr::null_mut(), std::ptr::null(), &raw const size)
+    };
+    assert_eq!(opened, 0);
+    // SAFETY: they were just opened, and nobody else has them.
+    let (mut terminal, end) = unsafe { (File::from_raw_fd(terminal), OwnedFd::from_raw_fd(end)) };
+    let mut child = Command::new(KOLO);
+    child.current_dir(dir).args(words).stdout(Stdio::null()).stderr(end);
+    let mut running = child.spawn().expect("the binary runs");
+    // It keeps the other end open.
+    drop(child);
+    let (mut said, mut block) = (Vec::new(), [0; 4096]);
+    // When nobody is left at the other end, reading fails.
+    while let Ok(bytes @ 1..) = terminal.read(&mut block) {
+        said.extend_from_slice(&block[..bytes]);
+    }
+    assert!(running.wait().expect("it ends").success(), "{}", String::from_utf8_lossy(&said));
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Without codes that move, colour and erase.
+fn visible(text: &str) -> String {
+    let mut parts = text.split("\u{1b}[");
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |text, part| {
+        text + part.split_once(|letter: char| letter.is_ascii_alphabetic()).map_or("", |(_, rest)| rest)
+    })
+}
+
+/// A bar is never wider than the terminal, and nothing of it is left when the run is over.
+#[test]
+fn a_bar_fits_its_terminal_and_goes() {
+    let dir = tempdir();
+    for (columns, words) in [(40, &["-n", "1"][..]), (30, &["-n", "2"]), (100, &["-n", "1"])] {
+        let all = [&["train", "--no-out", "--threads", "1", "--set", "train.steps=4"], words].concat();
+        let said = on_terminal(dir.path(), columns, &all);
+        let shown = visible(&said);
+        let lines: Vec<&str> = shown.split(['\r', '\n']).filter(|line| !line.starts_with("note: ")).collect();
+        assert!(lines.iter().any(|line| line.contains("/4 steps")), "{said:?}");
+        let widest = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
+        assert!(widest <= usize::from(columns), "{widest} of {columns} columns: {said:?}");
+        let (_, left) = said.rsplit_once("\u{1b}[2K").expect("lines are erased");
+        assert_eq!(visible(left).trim(), "", "{said:?}");
+    }
+}
+
+/// What stands on standard error before a process is ended, once it has this text.
+fn told_before_the_end(dir: &Path, words: &[&str], wanted: &str) -> String {
+    let mut child = Command::new(KOLO);
+    child.current_dir(dir).args(words).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut running = child.spawn().expect("the binary runs");
+    let mut lines = BufReader::new(running.stderr.take().expect("standard error")).lines();
+    let mut said = String::new();
+    while let Some(Ok(line)) = lines.next() {
+        said += &format!("{line}\n");
+        if line.contains(wanted) {
+            break;
+        }
+    }
+    running.kill().expect("it runs");
+    running.wait().expect("it ends");
+    said
+}
+
+/// Who starts what takes hours is told so at its start.
+#[test]
+fn a_long_run_says_how_long_it_takes() {
+    let dir = tempdir();
+    let words = ["train", "--no-out", "--device", "reference", "--set", "data.batch=8", "--set", "train.steps=1000000"];
+    let said = told_before_the_end(dir.path(), &words, "note: at ");
+    assert!(said.contains(" a step, the other 999998 steps take about "), "{said}");
+}
+
+/// Whoever interrupts a measurement keeps what was measured.
+#[test]
+fn collectives_measured_before_an_interruption_are_kept() {
+    let dir = tempdir();
+    let mut child = Command::new(KOLO);
+    child.current_dir(dir.path()).args(["bench", "comm", "-n", "2", "--report", "rows.json"]);
+    let running = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+    let begin = Instant::now();
+    let rows = || std::fs::read_to_string(dir.path().join("rows.json")).unwrap_or_default();
+    while rows().is_empty() && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // SAFETY: the process is this test's own, and was not waited for.
+    unsafe { libc::kill(running.id().cast_signed(), libc::SIGINT) };
+    let output = running.wait_with_output().expect("it ends");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!output.status.success(), "it ran to its end: {printed}");
+    let rows: Value = serde_json::from_str(&rows()).expect("JSON");
+    let kept = rows.as_array().expect("rows").len();
+    assert!(kept > 0 && printed.lines().count() > kept, "{kept} rows in the report, and\n{printed}");
+}
+
+/// A run that is resumed with another length says both, and none where none is written.
+#[test]
+fn a_resumed_run_says_what_length_it_had() {
+    let dir = tempdir();
+    let train = |length: &str| run_in(dir.path(), &["train", "--out", "run", "--resume", "--set", length]);
+    assert!(train("train.steps=2").status.success());
+    let said = String::from_utf8_lossy(&train("train.epochs=1").stderr).into_owned();
+    assert!(said.contains("note: `train.steps` was 2 when ") && said.contains(" and is not set now"), "{said}");
+}
+
+/// What is no flag may be a key of the job.
+#[test]
+fn a_flag_that_is_a_key_says_how_to_set_it() {
+    let dir = tempdir();
+    let said = |words: &[&str]| {
+        let output = run_in(dir.path(), words);
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (flag, key) in [("--epochs", "train.epochs"), ("--lr=1", "train.optimizer.lr"), ("--batch", "data.batch")] {
+        let text = said(&["train", flag, "3"]);
+        assert!(text.contains(&format!("write `--set {key}=VALUE`")), "{text}");
+    }
+    let text = said(&["train", "--nonsense"]);
+    assert!(!text.contains("-- --nonsense") && !text.contains("--set"), "{text}");
+    // What follows `--` does go to `kolo train`.
+    assert!(said(&["slurm", "--elastic"]).contains("-- --elastic"));
+    let text = said(&["data", "bench", "--seconds", "-1"]);
+    assert!(text.starts_with("error: --seconds -1 is out of range\n  hint: "), "{text}");
+    std::fs::write(dir.path().join("table.csv"), "a,b\n1,2\n").unwrap();
+    let text = said(&["train", "table.csv"]);
+    assert!(
+        text.contains("hint: name a job file; data are named in it: `source = \"table.csv\"` under [data]"),
+        "{text}"
+    );
+    std::fs::write(dir.path().join("data.xyz"), "").unwrap();
+    let text = said(&["data", "inspect", "data.xyz"]);
+    assert!(text.contains("hint: add `--format csv`"), "{text}");
 }
 
 /// Weights of 4 TB: more than any machine that runs tests.
@@ -506,7 +685,7 @@ fn steps_are_logged_as_often_as_asked() {
     let said = stdout_of(dir.path(), &words);
     let rows: Vec<&str> = said.lines().filter(|line| line.contains("samples/s") && line.contains("rate")).collect();
     assert_eq!(rows.len(), 4, "{said}");
-    assert!(rows.iter().all(|row| row.contains("  norm ") && row.contains("  loss ")), "{said}");
+    assert!(rows.iter().all(|row| row.contains("  norm ") && row.contains("  step loss ")), "{said}");
     assert!(said.contains("confusion") && said.contains("  recall      0."), "{said}");
 }
 

@@ -107,7 +107,8 @@ pub fn check_sections(root: &Settings, allowed: &[&str]) -> Result<(), SettingEr
     for key in root.keys() {
         if allowed.contains(&key) {
             if !matches!(root.peek(key), Some(Setting::Table(_))) {
-                return Err(root.wrong(key, "must be a section", format!("write `[{key}]` on a line of its own")));
+                let error = root.wrong(key, "must be a section", format!("write `[{key}]` on a line of its own"));
+                return Err(said_of_override(error, format!("set one of its keys: `--set {key}.KEY=VALUE`")));
             }
         } else if matches!(root.peek(key), Some(Setting::Table(_))) {
             let hint = match nearest(key, allowed.iter().copied()) {
@@ -116,10 +117,18 @@ pub fn check_sections(root: &Settings, allowed: &[&str]) -> Result<(), SettingEr
             };
             return Err(root.wrong(key, "is not a section of a job file", hint));
         } else {
-            return Err(root.wrong(key, "is outside of any section", format!("put it under one of {}", list())));
+            let error = root.wrong(key, "is outside of any section", format!("put it under one of {}", list()));
+            let hint =
+                format!("write the section before it, such as `--set {}.{key}=VALUE`; they are {}", allowed[0], list());
+            return Err(said_of_override(error, hint));
         }
     }
     Ok(())
+}
+
+/// An error with a hint of its own where the key stands on the command line.
+fn said_of_override(error: SettingError, hint: String) -> SettingError {
+    if error.place.starts_with("--set ") { SettingError { hint, ..error } } else { error }
 }
 
 /// The job as a file would say it, with everything that overrides changed.

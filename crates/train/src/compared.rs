@@ -64,11 +64,6 @@ impl Report {
     }
 }
 
-/// The part of a step at which the plan was most wrong, if it was.
-pub fn most_wrong(parts: &[ComparedPart]) -> Option<&ComparedPart> {
-    worst(parts.iter().filter(|one| !["step", "waiting"].contains(&one.part.as_str()) && !one.part.starts_with(MEMORY)))
-}
-
 /// The kind of memory about which the plan was most wrong, if it was.
 pub fn most_wrong_memory(parts: &[ComparedPart]) -> Option<&ComparedPart> {
     worst(parts.iter().filter(|one| one.part.starts_with(MEMORY) && one.part != MEMORY))

@@ -450,8 +450,16 @@ impl Batches {
         match samples < batch {
             false => Ok(()),
             true => {
-                let message = format!("is {batch}, but only {samples} samples are for training");
-                Err(data.wrong("batch", message, "make the batch smaller or give more samples"))
+                let are = if samples == 1 { "sample is" } else { "samples are" };
+                let message = format!("is {batch}, but only {samples} {are} for training");
+                let hint = match samples {
+                    0 => "give more samples".into(),
+                    _ => format!(
+                        "make it smaller, such as `batch = {}`, or give more samples",
+                        1usize << samples.ilog2()
+                    ),
+                };
+                Err(data.wrong("batch", message, hint))
             }
         }
     }
@@ -519,6 +527,9 @@ fn read_name(job: &Settings) -> Result<String, SettingError> {
     if name.chars().any(char::is_control) {
         let message = format!("is {name:?}, which contains control characters");
         return Err(job.wrong("name", message, "write a name of one line"));
+    }
+    if name.trim().is_empty() {
+        return Err(job.wrong("name", "is empty", "write a name, or leave it out"));
     }
     Ok(name)
 }
@@ -629,7 +640,14 @@ fn read_batch(data: &Settings, reproducible: bool) -> Result<(usize, usize), Set
     if reproducible && !grains.is_power_of_two() {
         let near = grains.next_power_of_two();
         let message = format!("is {grains}, which is not a power of two");
-        return Err(data.wrong("grains", message, format!("write `grains = {near}` or {}", near / 2)));
+        let fitting = [near, near / 2].into_iter().filter(|near| batch.is_multiple_of(*near));
+        let fitting: Vec<String> = fitting.map(|near| near.to_string()).collect();
+        let hint = match fitting.as_slice() {
+            [first, second] => format!("write `grains = {first}` or {second}"),
+            [one] => format!("write `grains = {one}`"),
+            _ => format!("write `grains = {default}`, which divides the batch"),
+        };
+        return Err(data.wrong("grains", message, hint));
     }
     if batch % grains != 0 {
         let message = format!("is {grains}, which does not divide the batch of {batch}");

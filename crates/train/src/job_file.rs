@@ -13,5 +13,15 @@ const JOB_FILE: FileKind = FileKind {
 
 /// Reads the job file at `path`.
 pub fn read(path: &Path) -> Result<Settings, SettingError> {
-    kolo_config::read(path, &JOB_FILE)
+    kolo_config::read(path, &JOB_FILE).map_err(|error| {
+        match path.exists() && path.extension() != Some("toml".as_ref()) {
+            // Data, most likely, by whoever has no job yet.
+            true => {
+                let hint =
+                    format!("name a job file; data are named in it: `source = \"{}\"` under [data]", path.display());
+                SettingError { hint, ..error }
+            }
+            false => error,
+        }
+    })
 }

@@ -19,6 +19,7 @@ pub mod folds;
 mod foreign_keys;
 pub mod generate;
 pub mod gradcheck;
+pub mod grain_cost;
 mod held;
 pub mod interrupt;
 pub mod job;

@@ -41,6 +41,8 @@ pub trait Observer {
     fn logged(&mut self, _row: &LogRow) {}
     /// A checkpoint is there.
     fn saved(&mut self, _path: &Path) {}
+    /// The last step and the last evaluation are over.
+    fn ended(&mut self) {}
     /// Something the user should know that does not end the run.
     fn note(&mut self, _text: &str) {}
 }
@@ -386,6 +388,7 @@ impl<'r> Run<'r> {
     fn complete(&mut self) -> Result<Report, Error> {
         self.options.interrupt.enter(RunPhase::Training);
         let ended = self.train()?;
+        self.observer.ended();
         self.options.interrupt.enter(RunPhase::Finishing);
         self.finish(ended)
     }

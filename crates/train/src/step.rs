@@ -132,6 +132,12 @@ impl<'j> WholeStep<'j> {
         Ok(in_precision(tidy(self.raw(job, parallel, Purpose::Training)?), self.precision))
     }
 
+    /// As one worker runs it, whose model no strategy splits.
+    pub fn graph_of_one(&self, job: &Job, mesh: &Mesh) -> Result<Graph, GraphError> {
+        let graph = fuse(recompute_again(tidy(self.graph(job, &job.parallel)?), &job.parallel));
+        Ok(job.parallel.spread(graph, Purpose::Training, mesh))
+    }
+
     /// A rank's part of it, before anything is computed again or fused.
     pub fn split(&self, job: &Job, parallel: &Parallel, mesh: &Mesh) -> Result<Graph, GraphError> {
         let graph = self.graph(job, parallel)?;

@@ -7,11 +7,13 @@ use crate::fail::{Failure, write_file};
 use crate::load::{self, Kinds};
 use crate::out::{self, RunFiles};
 use crate::output::println;
+use crate::progress::Waiting;
 use kolo_base::ShownPath;
 use kolo_ckpt::mapping::{ARCHITECTURES, Architecture, OWN, Target};
 use kolo_ckpt::transfer::{self, Incoming, Wanted};
 use kolo_ckpt::{
-    CHECKPOINTS, Disk, Header, INDEX, Piece, Role, SharedDisk, TensorSource, commit, discard, staging_dir, write_shard,
+    CHECKPOINTS, Disk, Header, Piece, Role, SharedDisk, TensorSource, commit, discard, staging_dir, weights_of,
+    write_shard,
 };
 use kolo_exec::Store;
 use kolo_exec::store::{self, Saved};
@@ -21,7 +23,7 @@ use kolo_train::machine::format_bytes;
 use kolo_train::model_record::model_record;
 use kolo_train::step::evaluation_graph;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub fn export(
@@ -37,7 +39,10 @@ pub fn export(
     let config = architecture.and_then(|architecture| architecture.config_of(settings));
     let beside = out.with_file_name("config.json");
     let is_there = config.as_ref().map_or(Ok(false), |config| has_config(disk, &beside, config, overwrite))?;
-    let (tensors, bytes) = transfer::export(disk.as_ref(), &source, architecture, out)?;
+    let waiting = Waiting::new(format!("writing {}", out.display()));
+    let written = transfer::export(disk.as_ref(), &source, architecture, out);
+    drop(waiting);
+    let (tensors, bytes) = written?;
     let names = architecture.map_or("under kolo's names", |architecture| architecture.name);
     println!("{}: {tensors} tensors, {}, {names}", out.shown(), format_bytes(bytes));
     match config {
@@ -118,13 +123,6 @@ pub struct ImportArgs<'a> {
     pub overwrite: bool,
 }
 
-/// Where the weights of a directory are, as `save_pretrained` leaves them.
-fn weights_of(disk: &SharedDisk, path: &Path) -> PathBuf {
-    const WHOLE: &str = "model.safetensors";
-    let name = if path.join(INDEX).exists() { INDEX } else { WHOLE };
-    if disk.is_dir(path) { path.join(name) } else { path.to_path_buf() }
-}
-
 /// What weights of these names may be called in files, the likeliest first.
 pub fn candidates(settings: &[(String, String)]) -> Vec<&'static Architecture> {
     let kind = kind_of(settings).unwrap_or_default();
@@ -132,7 +130,7 @@ pub fn candidates(settings: &[(String, String)]) -> Vec<&'static Architecture> {
 }
 
 pub fn import(kinds: &Kinds, disk: &SharedDisk, file: &Path, out: &Path, args: &ImportArgs<'_>) -> Result<(), Failure> {
-    let file = &weights_of(disk, file);
+    let file = &weights_of(disk.as_ref(), file);
     let job = read_job(kinds, args.model, args.set)?;
     let root = out.join(CHECKPOINTS);
     // Held to the end.

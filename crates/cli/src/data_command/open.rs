@@ -4,7 +4,7 @@ use crate::fail::Failure;
 use clap::Args;
 use kolo_data::files::{self, DataFile};
 use kolo_data::format::{self, Format, OpenError, Reader};
-use kolo_graph::settings::Setting;
+use kolo_graph::settings::{Setting, SettingError};
 use kolo_train::job_file;
 
 /// Which files to read, and how.
@@ -71,6 +71,11 @@ pub fn open(paths: &[String], input: &Input, columns: &[String]) -> Result<Opene
 fn failure(error: OpenError) -> Failure {
     match error {
         OpenError::Read(error) => kolo_train::Error::from(error).into(),
-        OpenError::Setting(error) => error.into(),
+        // There is no job file here to write into.
+        OpenError::Setting(SettingError { place, message, hint: hint_of_key }) => {
+            let hint = hint_of_key.strip_prefix("write `format = \"").and_then(|rest| rest.split_once("\"`"));
+            let hint = hint.map_or_else(|| hint_of_key.clone(), |(name, rest)| format!("add `--format {name}`{rest}"));
+            SettingError { place, message, hint }.into()
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::described;
 use crate::fail::{Failure, write_file};
 use crate::load::{self, Kinds};
 use crate::output::println;
+use crate::progress::Waiting;
 use kolo_base::ShownPath;
 use kolo_config::edit::{KeyChange, with_keys};
 use kolo_plan::cluster::Cluster;
@@ -66,8 +67,10 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         return described.show_own(own, planned, args);
     }
     let candidates = described.models.space(devices).candidates();
+    let waiting = Waiting::new(format!("searching {} layouts", super::text::separated(candidates.len() as u64)));
     let mut found = search(&candidates, &described.models, &described.cluster, &described.limits);
     described.lay_out_best(kinds, args, &mut found);
+    drop(waiting);
     described.seconds = begin.elapsed().as_secs_f64();
     let best = described.best(&found)?;
     if args.json {

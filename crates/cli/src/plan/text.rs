@@ -46,6 +46,9 @@ pub(super) fn print(title: &str, job: &Job, p: &Prediction) {
         println!("  does not fit      {} on a host, and {shortage}", format_bytes(shortage.needed));
     }
     print_time(p);
+    if let Some(cost) = &p.grain_cost {
+        println!("  note: {cost}");
+    }
     print_run(p);
 }
 

@@ -160,3 +160,75 @@ fn sizes_beside_weights_of_others_are_compared() {
     let gone = said(generate("gone.toml"));
     assert_eq!(gone.0, Some(0), "{}", gone.1);
 }
+
+/// Two files and their index, as transformers saves a large model, with these names in the first of them.
+fn in_two_files(whole: &Path, folder: &Path) {
+    let bytes = std::fs::read(whole).unwrap();
+    let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&bytes[8..8 + header_bytes]).unwrap();
+    let data = &bytes[8 + header_bytes..];
+    let mut files = [(serde_json::Map::new(), Vec::new()), (serde_json::Map::new(), Vec::new())];
+    let mut places = serde_json::Map::new();
+    for (at, (name, entry)) in header.iter().filter(|(name, _)| *name != "__metadata__").enumerate() {
+        let (entries, part) = &mut files[at % 2];
+        let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().unwrap() as usize);
+        let begin = part.len();
+        part.extend_from_slice(&data[start..end]);
+        let mut entry = entry.clone();
+        entry["data_offsets"] = serde_json::json!([begin, part.len()]);
+        entries.insert(name.clone(), entry);
+        places.insert(name.clone(), format!("model-0000{}-of-00002.safetensors", at % 2 + 1).into());
+    }
+    std::fs::create_dir(folder).unwrap();
+    for (number, (entries, part)) in files.iter().enumerate() {
+        let header = serde_json::to_vec(entries).unwrap();
+        let file = [&(header.len() as u64).to_le_bytes()[..], &header, part].concat();
+        std::fs::write(folder.join(format!("model-0000{}-of-00002.safetensors", number + 1)), file).unwrap();
+    }
+    let index = serde_json::json!({ "metadata": {}, "weight_map": places });
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+/// Wherever weights are read, several files with an index are as good as one.
+#[test]
+fn several_files_are_read_as_one() {
+    let dir = tempdir();
+    import(dir.path(), "run");
+    let whole = format!("{}/tests/imports/gpt2/model.safetensors", env!("CARGO_MANIFEST_DIR"));
+    in_two_files(Path::new(&whole), &dir.path().join("sharded"));
+    std::fs::copy(Path::new(&whole).with_file_name("config.json"), dir.path().join("sharded/config.json")).unwrap();
+    let index = "sharded/model.safetensors.index.json";
+    let with = |command: &str, path: &str, more: &[&str]| {
+        stdout_of(dir.path(), &[&[command, path, "--job", "job.toml"], more].concat())
+    };
+    let words = ["--prompt-tokens", "1,2,3", "--tokens", "4", "--temperature", "0"];
+    for path in ["sharded", index] {
+        assert_eq!(with("generate", path, &words), with("generate", &whole, &words), "{path}");
+        assert_eq!(with("predict", path, &[]), with("predict", &whole, &[]), "{path}");
+        let metrics = |text: String| text.lines().filter(|line| line.starts_with("  ")).collect::<Vec<_>>().join("\n");
+        assert_eq!(metrics(with("eval", path, &[])), metrics(with("eval", &whole, &[])), "{path}");
+        let same = stdout_of(dir.path(), &["ckpt", "diff", path, &whole]);
+        assert!(same.ends_with(" tensors are the same to the bit\n"), "{same}");
+    }
+    stdout_of(dir.path(), &["ckpt", "import", "sharded", "again", "--model", "job.toml"]);
+    assert!(stdout_of(dir.path(), &["ckpt", "diff", "run", "again"]).ends_with("28 tensors are the same to the bit\n"));
+    let without = run_in(dir.path(), &["generate", "sharded"]);
+    let said = String::from_utf8_lossy(&without.stderr);
+    assert!(without.status.code() == Some(2) && said.contains("\n  hint: name the job file with --job"), "{said}");
+}
+
+/// A model without a token that begins a text cannot begin one.
+#[test]
+fn an_empty_prompt_begins_a_text_or_is_refused() {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("empty.txt"), "").unwrap();
+    let train = ["train", &crate::example("addition"), "--set", "train.steps=1", "--out", "run", "--quiet"];
+    stdout_of(dir.path(), &train);
+    for words in [&[][..], &["--prompt", ""], &["--prompt-file", "empty.txt"]] {
+        let output = run_in(dir.path(), &[&["generate", "run"], words].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("error: there is nothing to continue") && said.contains("\n  hint: "), "{said}");
+    }
+}

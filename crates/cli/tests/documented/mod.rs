@@ -1,5 +1,7 @@
 //! The documents say what the program says.
 
+mod commands;
+
 use std::path::Path;
 
 const ERRORS: &str = include_str!("../../../../docs/errors.md");

@@ -221,6 +221,12 @@ fn compare(job: &Job, header: &Header, path: &str) -> Result<Vec<String>, Error>
         let here = now.get(key).unwrap_or(&"left out");
         if LENGTH.contains(&key_of(key)) {
             if key_of(key) == *key {
+                let written = format!("{key}{WRITTEN}");
+                let or_unset = |all: &BTreeMap<&str, &str>, value: &str| match all.get(written.as_str()) {
+                    Some(&"false") => "not set".to_string(),
+                    _ => value.to_string(),
+                };
+                let (value, here) = (or_unset(&then, value), or_unset(&now, here));
                 notes.push(format!("note: `{key}` was {value} when {path} was saved and is {here} now"));
             }
             continue;

@@ -6,6 +6,7 @@ use kolo_ckpt::RealDisk;
 use kolo_ckpt::safetensors::SafetensorsFile;
 use kolo_exec::{Feed, Options, Session};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 fn imports() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/imports")
