@@ -979,7 +979,7 @@ fn a_model_of_ones_own_is_used_with_the_shapes_of_its_data() {
     };
     own(&["train", "job.toml", "--quiet", "--out", "run"]);
     let evaluated = own(&["eval", "run"]);
-    assert!(evaluated.starts_with("80 samples, held-out"), "{evaluated}");
+    assert!(evaluated.contains("80 samples, held-out\n"), "{evaluated}");
     // Neither the job's data nor its files are needed from here on.
     std::fs::remove_file(dir.path().join("train.csv")).unwrap();
     let predicted = own(&["predict", "run", "new.csv", "--quiet"]);

@@ -40,16 +40,23 @@ pub struct TargetScale {
     pub deviation: Vec<f32>,
 }
 
-/// Digits that a number has after it was standardised and brought back.
-const DIGITS: usize = 6;
+/// Digits that tell an f32 from all others.
+const DIGITS_MAX: usize = 9;
 
 impl TargetScale {
-    /// The number in its own unit that value `at` of a sample stands for.
+    /// What a number of a sample, the one at this place, is to a model.
+    pub fn standard(&self, at: usize, number: f32) -> f32 {
+        (number - self.mean[at]) / self.deviation[at]
+    }
+
+    /// The number in its own unit that value `at` of a sample stands for: of all that do, the one with the fewest digits, so that
+    /// a target comes back as it stands in its file.
     pub fn in_unit(&self, at: usize, value: f32) -> f32 {
         let at = at % self.mean.len().max(1);
         let number = f64::from(value) * f64::from(self.deviation[at]) + f64::from(self.mean[at]);
-        // What rounding added is no digit of the number.
-        format!("{number:.*e}", DIGITS - 1).parse().unwrap_or(number as f32)
+        let rounded = |digits: usize| format!("{number:.*e}", digits - 1).parse::<f32>().ok();
+        let stands_for_it = |number: &f32| self.standard(at, *number) == value;
+        (1..=DIGITS_MAX).filter_map(rounded).find(stands_for_it).unwrap_or(number as f32)
     }
 }
 

@@ -48,20 +48,8 @@ impl Model for TokenLstm {
 
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
         let fields = self.fields();
-        let words = cx.builder.scope("embedding", || {
-            cx.builder.param("weight", [self.vocab, self.width], Init::Normal { deviation: 1.0 })
-        });
-        let mut hidden = words.embedding(cx.field(&fields[0]));
-        for layer in 0..self.layers {
-            let param = |name: &str, shape: &[usize]| {
-                cx.builder
-                    .scope("lstm", || cx.builder.param(&format!("{name}_l{layer}"), shape, Init::fan_in(self.width)))
-            };
-            let gates = 4 * self.width;
-            let [w_ih, w_hh] = ["weight_ih", "weight_hh"].map(|name| param(name, &[gates, self.width]));
-            let [b_ih, b_hh] = ["bias_ih", "bias_hh"].map(|name| param(name, &[gates]));
-            hidden = cx.builder.scope(format!("lstm.{layer}"), || hidden.lstm(w_ih, w_hh, b_ih, b_hh));
-        }
+        let words = cx.embedding("embedding", cx.field(&fields[0]), self.vocab, self.width);
+        let mut hidden = cx.lstm("lstm", words, self.width, self.layers);
         if !self.each {
             hidden = hidden.slice(1, self.context - 1..self.context).reshape_to([cx.batch, self.width]);
         }

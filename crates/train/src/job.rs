@@ -564,7 +564,7 @@ fn read_supply(kinds: &Kinds<'_>, model: &Settings, data: &Settings, seed: u64) 
         (make_model(kinds.models, model, Some(source.fields()))?, source)
     };
     let fields = model.fields();
-    let columns = match_fields(&fields, source.fields(), &name, data)?;
+    let columns = match_fields(&fields, &*source, &name, data)?;
     Ok(Supply { model, source, source_name: name, columns, fields })
 }
 
@@ -573,7 +573,7 @@ fn supply_of(kinds: &Kinds<'_>, model: &Settings, source: Box<dyn Source>, data:
     let source_name = data.text("source", "")?;
     let model = make_model(kinds.models, model, Some(source.fields()))?;
     let fields = model.fields();
-    let columns = match_fields(&fields, source.fields(), &source_name, data)?;
+    let columns = match_fields(&fields, &*source, &source_name, data)?;
     Ok(Supply { model, source, source_name, columns, fields })
 }
 
@@ -603,16 +603,23 @@ fn make_model(kinds: &[ModelKind], model: &Settings, data: Option<&[Field]>) -> 
 }
 
 /// Finds each of the model's fields among the source's.
-fn match_fields(wanted: &[Field], given: &[Field], source: &str, data: &Settings) -> Result<Vec<usize>, SettingError> {
+fn match_fields(
+    wanted: &[Field],
+    given: &dyn Source,
+    source: &str,
+    data: &Settings,
+) -> Result<Vec<usize>, SettingError> {
+    let (reads_files, given) = (given.preprocessing().is_some(), given.fields());
     let find = |field: &Field| -> Result<usize, SettingError> {
         let at = given.iter().position(|other| other.name == field.name && fits(field, other));
         at.ok_or_else(|| {
             let has = given.iter().map(Field::to_string).collect::<Vec<_>>().join("; ");
             let message = format!("is \"{source}\", which has {has}, but the model expects {field}");
-            let mut hint = String::from("leave the model's size keys out so that the data sets them, or change the model");
+            let mut hint =
+                String::from("leave the model's size keys out so that the data sets them, or change the model");
             let is_other = |other: &&Field| std::mem::discriminant(&other.kind) != std::mem::discriminant(&field.kind);
-            if given.iter().any(|other| other.name == field.name && is_other(&other)) {
-                hint += "; of files, `types = { COLUMN = \"tokens\" }` says what a column holds: tokens, mask, class or real";
+            if reads_files && given.iter().any(|other| other.name == field.name && is_other(&other)) {
+                hint += "; `types = { COLUMN = \"tokens\" }` says what a column holds: tokens, mask, class or real";
             }
             data.wrong("source", message, hint)
         })

@@ -530,6 +530,14 @@ fn targets_are_standardised_and_brought_back() {
     let (x, y) = reals(&source, 15);
     assert!((x[1] - x[0] - (x[2] - x[1])).abs() < 1e-5 && x[0] > 0.0, "one scale for all rows: {x:?}");
     assert_eq!([scale.in_unit(0, y[0]), scale.in_unit(1, y[1])], [108.0, 109.0]);
+    for number in [0.1f32, 151.0, 123_456.7, -3.25, 1e-3, 16_777_215.0] {
+        let far = TargetScale { mean: vec![150.25], deviation: vec![77.125] };
+        let back = far.in_unit(0, far.standard(0, number));
+        assert!((back - number).abs() <= 1e-5 + number.abs() * 1e-6, "{number} {back}");
+    }
+    let near = TargetScale { mean: vec![152.133], deviation: vec![77.005] };
+    (25..347).for_each(|number| assert_eq!(near.in_unit(0, near.standard(0, number as f32)), number as f32));
+    assert!(near.in_unit(0, f32::NAN).is_nan());
     let twice = [("task", text("regression")), ("target", text("b")), transforms(&[of_target, of_target])];
     assert!(opened(&table(12), &twice).unwrap_err().contains("is \"target\" for the second time"));
     let classes = opened(&table(12), &[transforms(&[of_target])]).unwrap_err();

@@ -149,9 +149,8 @@ fn make_of_target(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> R
 
 impl Transform for StandardiseTarget {
     fn apply(&self, sample: &mut Sample, _: &mut Cx<'_>) -> Result<(), ReadError> {
-        let both = self.0.mean.iter().zip(&self.0.deviation);
-        let scaled = |(value, (mean, deviation)): (&mut f32, (&f32, &f32))| *value = (*value - mean) / deviation;
-        sample.y.reals.iter_mut().zip(both).for_each(scaled);
+        let numbers = sample.y.reals.iter_mut().take(self.0.mean.len()).enumerate();
+        numbers.for_each(|(at, value)| *value = self.0.standard(at, *value));
         Ok(())
     }
 
