@@ -15,7 +15,8 @@ pub fn command(words: impl Iterator<Item = OsString>, args: &Train, out: &Path) 
         are_flags &= word != "--";
         match word.as_str() {
             "--overwrite" if are_flags => {}
-            "--fresh-out" if are_flags => drop(words.next()),
+            // Flags by which a launcher tells its workers something.
+            "--fresh-out" | "--out-mark" if are_flags => drop(words.next()),
             _ => kept.push(quoted(&word)),
         }
     }
@@ -46,7 +47,19 @@ mod tests {
     fn the_command_goes_on_where_the_run_is() {
         assert_eq!(resumed(&["kolo", "train"]), "kolo train --out 'runs/a b-1' --resume");
         assert_eq!(
-            resumed(&["target/kolo", "train", "--fresh-out", "runs/a b-1", "-n", "2", "job.toml", "--set", "a.b='c'"]),
+            resumed(&[
+                "target/kolo",
+                "train",
+                "--out-mark",
+                "1f5e",
+                "--fresh-out",
+                "runs/a b-1",
+                "-n",
+                "2",
+                "job.toml",
+                "--set",
+                "a.b='c'"
+            ]),
             r"target/kolo train -n 2 job.toml --set 'a.b='\''c'\''' --out 'runs/a b-1' --resume"
         );
         assert_eq!(

@@ -309,8 +309,8 @@ fn timelines(trace: &Value, lanes: usize, stages: u64) -> std::collections::BTre
             }
             Some("communication") if name == "send activations" => timeline.sent[0].push((begin, None)),
             Some("communication") if name == "send gradients" => timeline.sent[1].push((begin, None)),
-            // Both ends of a message record it: this is who sends.
-            Some("communication") if name == "send pipeline message" => {
+            // Both ends of a message record it under the number of its value: this is who sends.
+            Some("communication") if name.starts_with("send %") => {
                 let numbers: Vec<u64> = thread.split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
                 // Weights that the first stage and the last share go past those between them.
                 let [from, to, lane] = numbers[..] else { continue };
