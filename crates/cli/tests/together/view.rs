@@ -158,7 +158,7 @@ fn the_timeline_has_every_axis() {
     let document: Value = serde_json::from_str(&text).expect("JSON");
     let events = document["traceEvents"].as_array().expect("events");
     for rank in 0..8 {
-        for (axis, call) in [("data", "all_reduce bucket"), ("tensor", "all_reduce"), ("pipeline", "send pipeline")] {
+        for (axis, call) in [("data", "all_reduce bucket"), ("tensor", "all_reduce"), ("pipeline", "send %")] {
             let lane = format!("communication along {axis}");
             let is_lane = |event: &&Value| {
                 event["pid"] == rank && event["args"]["name"].as_str().is_some_and(|name| name.starts_with(&lane))

@@ -546,7 +546,7 @@ impl<'g> Pass<'g> {
     /// all of the weight, or a frozen bias that the first slice alone adds.
     fn stays_where_it_is(&self, node: &Node) -> bool {
         let cut = |id: &ValueId| {
-            let param = self.graph.maker(*id).op.downcast::<Param>();
+            let param = self.graph.maker(self.copied_param(*id).unwrap_or(*id)).op.downcast::<Param>();
             param.and_then(|param| self.rules.fixed.get(&param.name)).is_some_and(|fixed| fixed.cut().is_some())
         };
         self.can_start(node) && node.inputs.iter().any(cut)

@@ -100,6 +100,25 @@ fn pipelines_are_cut_in_bf16_where_they_are_in_f32() {
     }
 }
 
+/// A bias that does not learn is added by the first slice alone, and only that one's rank has it, in evaluations as well.
+#[test]
+fn frozen_layers_are_split_in_bf16_as_in_f32() {
+    for precision in ["f32", "bf16"] {
+        let job = |parallel: &str| {
+            crate::job(&format!(
+                "[model]\nkind = \"lstm\"\nwidth = 13\ncontext = 9\nfeatures = 2\noutputs = 1\nfreeze = [\"head.*\"]\n\
+                 [data]\nsource = \"synthetic:series\"\nsamples = 26\nholdout = 0.2\nbatch = 8\ngrains = 4\n\
+                 [train]\nsteps = 2\nprecision = \"{precision}\"\n[parallel]\nslices = 4\n{parallel}\n"
+            ))
+        };
+        let alone = report(&job(""), WorkerGroup::Alone);
+        for workers in [2, 4] {
+            let job = job(&format!("tensor = {workers}"));
+            on(workers, &job).iter().for_each(|other| assert_same(&format!("{precision}, {workers}"), &alone, other));
+        }
+    }
+}
+
 const PURE: &str = "precision = \"bf16\"\nrounding = \"stochastic\"";
 
 /// Random numbers are counted by elements of whole parameters, whoever has which.
