@@ -21,7 +21,7 @@ use tree::{Entry, Found, Tree};
 
 pub const FORMAT: Format = Format {
     name: "lmdb",
-    doc: "LMDB environments; records are keys in order; labels of keys from a CSV file (`labels`)",
+    doc: "LMDB environments; records are keys in order; one of several databases (`database`); labels of keys from a CSV file (`labels`)",
     extensions: &["lmdb", "mdb"],
     sniff,
     open,
