@@ -259,7 +259,7 @@ def layouts(job, zeros):
 def train(binary, folder, workers, layout, transport):
     report = folder / "report.json"
     report.unlink(missing_ok=True)
-    command = [binary, "train", "job.toml", "--quiet", "--threads", "1", "--report", report, "-n", str(workers)]
+    command = [binary, "train", "job.toml", "--quiet", "--device", "cpu", "--threads", "1", "--report", report, "-n", str(workers)]
     command += [word for key, value in layout.items() for word in ("--set", f"parallel.{key}={value}")]
     if workers > 1:
         command += ["--transport", transport]
@@ -379,7 +379,7 @@ def try_random(arguments):
 
 def train_alone(binary, folder):
     """The report of one worker, or the outcome and the reason if there is none."""
-    code, _, errors = start([binary, "train", "job.toml", "--quiet", "--threads", "1", "--report", "report.json", "-n", "1"], folder)
+    code, _, errors = start([binary, "train", "job.toml", "--quiet", "--device", "cpu", "--threads", "1", "--report", "report.json", "-n", "1"], folder)
     if code == 0:
         return json.loads((folder / "report.json").read_text()), None
     # A key that nobody knows is a mistake of this program's.
@@ -392,7 +392,7 @@ def try_layout(binary, folder, row, ways, dice, alone):
     alone, failed = alone
     if failed:
         return failed | {"seconds": time.time() - begin}
-    command = [binary, "train", "job.toml", "--quiet", "--threads", str(row["threads"])]
+    command = [binary, "train", "job.toml", "--quiet", "--device", "cpu", "--threads", str(row["threads"])]
     settings = dict(row["settings"])
     if "\n" in str(settings.get("parallel.schedule", "")):
         text = settings["parallel.schedule"]
@@ -418,7 +418,7 @@ def try_layout(binary, folder, row, ways, dice, alone):
 def differing_tensors(binary, folder, command):
     """The tensors that one worker and a layout have otherwise after one step."""
     one_step = ["--set", "train.steps=1", "--set", "train.eval_every=1000000"]
-    start([binary, "train", "job.toml", "--quiet", *one_step, "--out", "alone"], folder)
+    start([binary, "train", "job.toml", "--quiet", "--device", "cpu", *one_step, "--out", "alone"], folder)
     start([*command, *one_step, "--out", "layout"], folder)
     _, output, errors = start([binary, "ckpt", "diff", "alone", "layout"], folder)
     return output + errors

@@ -178,6 +178,8 @@ impl Stages {
         let (phases, readers) = (graph.phases(), graph.readers());
         let is_source = |node: &Node| node.op.is::<Input>() || node.op.is::<State>() || node.op.is::<Param>();
         let mut labels = vec![None; graph.nodes.len()];
+        // Of a backward node that no backward node with a stage leads to: the last stage whose activations it follows from.
+        let mut follows: Vec<Option<usize>> = vec![None; graph.nodes.len()];
         let computes = |at: usize| phases[at] == Phase::Grain && !is_source(&graph.nodes[at]);
         for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| computes(*at)) {
             let own = self.of_scope(&node.scope);
@@ -186,10 +188,16 @@ impl Stages {
                 (Some(made), Some(own)) => Some(made.min(own)),
                 (made, own) => made.or(own),
             };
+            let makers = node.inputs.iter().map(|id| graph.value(*id).node.0 as usize);
+            follows[at] = makers.filter_map(|maker| labels[maker].or(follows[maker])).max();
         }
         for (at, node) in graph.nodes.iter().enumerate().rev().filter(|(at, _)| computes(*at)) {
             if labels[at].is_none() {
-                labels[at] = Some(self.of_readers(graph, node, &labels, &readers));
+                let all = node.outputs.iter().flat_map(|id| &readers[id.0 as usize]);
+                let read = all.filter_map(|reader| labels[reader.0 as usize]);
+                // What only sums read is about the loss.
+                let stage = if is_forward_pass(node) { read.min() } else { read.chain(follows[at]).max() };
+                labels[at] = Some(stage.unwrap_or(self.count - 1));
             }
         }
         add_where_made(graph, &mut labels);
@@ -203,16 +211,6 @@ impl Stages {
         let same_pass = makers.filter(|maker| is_forward_pass(&graph.nodes[*maker]) == forward);
         let stages = same_pass.filter_map(|maker| labels[maker]);
         if forward { stages.max() } else { stages.min() }
-    }
-
-    /// The stage that reads a node first in its pass; of a node that only sums read, the stage of its inputs.
-    fn of_readers(&self, graph: &Graph, node: &Node, labels: &[Option<usize>], readers: &[Vec<NodeId>]) -> usize {
-        let forward = is_forward_pass(node);
-        let all = node.outputs.iter().flat_map(|id| &readers[id.0 as usize]);
-        let stages = all.filter_map(|reader| labels[reader.0 as usize]);
-        let inputs = || node.inputs.iter().filter_map(|id| labels[graph.value(*id).node.0 as usize]).max();
-        let read = if forward { stages.min() } else { stages.max() };
-        read.or_else(inputs).unwrap_or(if forward { 0 } else { self.count - 1 })
     }
 
     fn of_scope(&self, scope: &str) -> Option<usize> {
