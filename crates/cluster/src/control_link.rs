@@ -7,6 +7,7 @@ use crate::message::{Envelope, FRAME_BYTES_MAX};
 use crate::poll::poll;
 use kolo_comm::Fault;
 use kolo_comm::auth::LinkSession;
+use kolo_comm::reach::acknowledgements;
 use kolo_comm::record::{RecordKind, RecordReader, Sealer, seal_record};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -48,24 +49,6 @@ impl Socket {
             Socket::Tcp(stream) => stream.write(bytes),
         }
     }
-}
-
-/// When the last acknowledgement came.
-#[cfg(target_os = "linux")]
-fn acknowledged_ago(stream: &TcpStream) -> Option<Duration> {
-    // SAFETY: a zeroed structure is a valid place for the answer, which is no longer than `length` says.
-    unsafe {
-        let mut info: libc::tcp_info = std::mem::zeroed();
-        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        let place = std::ptr::from_mut(&mut info).cast();
-        let answer = libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &mut length);
-        (answer == 0).then(|| Duration::from_millis(info.tcpi_last_ack_recv.into()))
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn acknowledged_ago(_: &TcpStream) -> Option<Duration> {
-    None
 }
 
 /// The two directions of an authenticated session.
@@ -126,7 +109,7 @@ impl ControlLink {
     /// suspended and read nothing. Of a link on this host, nobody can tell.
     pub fn is_acknowledged(&self, within: Duration) -> bool {
         let Socket::Tcp(stream) = &self.socket else { return false };
-        self.open && acknowledged_ago(stream).is_some_and(|ago| ago < within)
+        self.open && acknowledgements(stream).is_some_and(|known| known.ago < within)
     }
 
     pub fn close(&mut self) {

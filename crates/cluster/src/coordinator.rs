@@ -290,6 +290,8 @@ impl Coordinator {
                 self.shown |= shown;
                 MembershipEvent::GivenUp { rank, text, shown }
             }
+            // A fixed group cannot go on without any of its ranks.
+            ControlMessage::Unreachable { .. } => return,
             _ => {
                 let from = self.membership.rank_state(rank).name();
                 let why = "a message that only the coordinator may send".into();

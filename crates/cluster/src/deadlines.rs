@@ -40,6 +40,13 @@ impl Deadlines {
         self.stall_ms()
     }
 
+    /// Between the first word of a rank that others do not answer and that of all who cannot reach each other: some of their
+    /// streams are idle, and are probed only now and then.
+    pub fn reach_ms(self) -> u64 {
+        let probed = kolo_comm::reach::probe_pause(std::time::Duration::from_millis(self.heartbeat_ms));
+        probed.as_millis() as u64 + self.heartbeat_ms
+    }
+
     /// Time for stronger evidence to come.
     pub fn settle_ms(self) -> u64 {
         (self.heartbeat_ms / 20).max(1)

@@ -32,6 +32,8 @@ impl std::fmt::Debug for KeyBytes {
 
 /// Longest event a member may send.
 pub const EVENT_BYTES_MAX: usize = 64 << 10;
+/// Most ranks that a member may report as unreachable at a time.
+pub const UNREACHABLE_RANKS_MAX: usize = 1 << 12;
 /// Bytes of a frame before its body, the length itself included.
 pub const HEADER_BYTES: usize = 17;
 /// Longest frame, the length itself included.
@@ -150,6 +152,10 @@ pub enum ControlMessage {
         text: String,
         shown: bool,
     },
+    /// The ranks of its generation whose hosts do not answer a member of an elastic job; it replaces what it said before.
+    Unreachable {
+        ranks: Vec<usize>,
+    },
 }
 
 /// What a worker of an elastic job learns when a generation forms.
@@ -252,6 +258,7 @@ impl ControlMessage {
             ControlMessage::Resumed { .. } => 18,
             ControlMessage::Lost { .. } => 19,
             ControlMessage::Interrupt => 20,
+            ControlMessage::Unreachable { .. } => 21,
         }
     }
 
@@ -296,6 +303,11 @@ impl ControlMessage {
             }
             ControlMessage::Assign(assignment) => assignment.write(out),
             ControlMessage::Resumed { step } => out.u64(*step),
+            ControlMessage::Unreachable { ranks } => {
+                let ranks = &ranks[..ranks.len().min(UNREACHABLE_RANKS_MAX)];
+                out.u32(ranks.len() as u32);
+                ranks.iter().for_each(|rank| out.u32(*rank as u32));
+            }
             ControlMessage::Finish
             | ControlMessage::Interrupt
             | ControlMessage::Release
@@ -353,6 +365,10 @@ impl ControlMessage {
             18 => ControlMessage::Resumed { step: body.u64()? },
             19 => ControlMessage::Lost { text: body.text()? },
             20 => ControlMessage::Interrupt,
+            21 => {
+                let count = Some(body.u32()? as usize).filter(|count| *count <= UNREACHABLE_RANKS_MAX)?;
+                ControlMessage::Unreachable { ranks: (0..count).map(|_| body.rank()).collect::<Option<_>>()? }
+            }
             _ => return None,
         })
     }
@@ -454,6 +470,8 @@ mod tests {
             ControlMessage::Resumed { step: 9 },
             ControlMessage::Lost { text: "worker 3".into() },
             ControlMessage::Interrupt,
+            ControlMessage::Unreachable { ranks: vec![2, 3] },
+            ControlMessage::Unreachable { ranks: Vec::new() },
         ]
     }
 

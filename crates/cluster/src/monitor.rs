@@ -39,6 +39,8 @@ pub(crate) struct MonitorState {
     pub on_interrupt: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     /// Told before this process ends itself.
     pub on_end: Mutex<Option<OnEnd>>,
+    /// The coordinator was last told of ranks that cannot be reached.
+    told_unreachable: AtomicBool,
     closing: AtomicBool,
 }
 
@@ -89,6 +91,7 @@ impl MonitorState {
             reporter: Mutex::default(),
             on_interrupt: Mutex::default(),
             on_end: Mutex::default(),
+            told_unreachable: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
     }
@@ -118,13 +121,19 @@ impl MonitorState {
         }
     }
 
-    /// What this rank does, and in which generation.
+    /// What this rank does, in which generation, and whom it cannot reach there.
     fn beat(&self) {
         let (generation, watch) = self.current();
         let message = ControlMessage::Heartbeat(watch.activity());
+        // Only an elastic job can go on without them.
+        let ranks = if self.elastic { watch.unreachable() } else { Vec::new() };
         let mut link = lock(&self.link);
         if !link.busy() {
             link.send(&Envelope { job: self.job, generation, message });
+            let news = !ranks.is_empty();
+            if self.told_unreachable.swap(news, Ordering::Relaxed) || news {
+                link.send(&Envelope { job: self.job, generation, message: ControlMessage::Unreachable { ranks } });
+            }
         }
     }
 

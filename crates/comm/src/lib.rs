@@ -23,6 +23,7 @@ mod measure;
 pub mod memory;
 pub mod mpi;
 pub mod program;
+pub mod reach;
 pub mod record;
 pub mod run;
 pub mod shm;

@@ -6,9 +6,11 @@
 
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
+use crate::reach::{Path, UNANSWERED_HEARTBEATS};
 use kolo_base::lock;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// All deadlines are multiples of the heartbeat; a stall is this many.
@@ -37,6 +39,8 @@ pub struct Watch {
     looked_ms: AtomicU64,
     /// Milliseconds from `origin` to when some rank of the job was last known to get on.
     moved_ms: AtomicU64,
+    /// The streams to other ranks.
+    paths: Mutex<Vec<Path>>,
 }
 
 /// What a rank was doing when asked.
@@ -70,6 +74,7 @@ impl Watch {
             origin: Instant::now(),
             looked_ms: AtomicU64::new(0),
             moved_ms: AtomicU64::new(0),
+            paths: Mutex::default(),
         })
     }
 
@@ -109,6 +114,27 @@ impl Watch {
     /// worker in a long step, or for the slowest at the end.
     pub fn stall(&self) -> Duration {
         self.stall
+    }
+
+    /// A stream leads to this rank, as long as somebody has it.
+    pub fn add_path(&self, rank: usize, stream: Weak<TcpStream>) {
+        let mut paths = lock(&self.paths);
+        paths.retain(Path::is_open);
+        paths.push(Path::new(rank, stream));
+    }
+
+    /// The ranks, in order, whose hosts have answered nothing on some stream for some heartbeats, although an answer is due.
+    /// Meant to be asked several times a heartbeat.
+    pub fn unreachable(&self) -> Vec<usize> {
+        let (now, limit) = (Instant::now(), self.stall / STALL_HEARTBEATS * UNANSWERED_HEARTBEATS);
+        let mut paths = lock(&self.paths);
+        paths.retain(Path::is_open);
+        // Each is looked at, also behind one that is silent.
+        let mut ranks: Vec<usize> =
+            paths.iter_mut().filter_map(|path| path.is_silent(now, limit).then_some(path.rank)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
     }
 
     /// A wait that began then looks whether it may last longer: whether it is a stall. Whoever looks is alive.

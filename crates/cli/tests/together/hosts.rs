@@ -1,11 +1,12 @@
 //! `--hosts`: two hosts as network namespaces of this machine, and a remote shell that enters them.
 
-use crate::job::{Job, KOLO, LIMIT, kolo, tempdir, transport, under};
-use crate::process::{run, skip};
+use crate::job::{Job, KOLO, LIMIT, kolo, report, tempdir, transport, under, weights};
+use crate::process::{harmed, run, skip};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Two namespaces on a bridge, each with an address of its own; gone when dropped.
@@ -23,9 +24,11 @@ fn ip(arguments: &str) -> bool {
 impl Network {
     /// `None` where this user may not make one.
     fn new() -> Option<Self> {
-        let number = std::process::id();
-        let name = format!("kt{}", number % 100_000);
-        let prefix = format!("10.{}.{}", 128 + number % 100, number / 100 % 256);
+        // Tests of one process have one each, at a time.
+        static NETWORKS: AtomicU32 = AtomicU32::new(0);
+        let (number, network) = (std::process::id(), NETWORKS.fetch_add(1, Ordering::Relaxed) % 10);
+        let name = format!("kt{}n{network}", number % 100_000);
+        let prefix = format!("10.{}.{}", 128 + number % 100, (number / 100 + 25 * network) % 256);
         if !ip(&format!("link add {name}br type bridge")) {
             skip("no network namespaces");
             return None;
@@ -54,6 +57,16 @@ impl Network {
         std::fs::write(&path, text).expect("a script");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).expect("a script");
         path.to_string_lossy().into_owned()
+    }
+
+    /// From now on neither host reaches the other, but each still reaches everybody else.
+    fn cut(name: &str, prefix: &str) {
+        for (host, other) in [(2, 3), (3, 2)] {
+            // An address that nobody has on the bridge: what is sent there arrives nowhere.
+            let nobody = "lladdr 02:00:00:00:00:01 dev eth0 nud permanent";
+            let step = format!("-n {name}h{host} neigh replace {prefix}.{other} {nobody}");
+            assert!(ip(&step), "ip {step}");
+        }
     }
 
     fn list(&self) -> String {
@@ -90,6 +103,48 @@ fn two_hosts_train_like_one_process() {
         let logs = (0..4).filter(|rank| dir.path().join(format!("out/rank-{rank}.log")).exists());
         assert_eq!(logs.count(), 4);
     }
+}
+
+/// The launcher still reaches both hosts. The two workers of the second are lost together, and the others go on without it.
+#[test]
+fn an_elastic_job_goes_on_with_one_side_of_a_cut() {
+    let Some(network) = Network::new() else { return };
+    let file = format!("{}/../../examples/playground.toml", env!("CARGO_MANIFEST_DIR"));
+    let words = ["train", &file, "--set", "train.epochs=60", "--set", "train.log_every=7", "--threads", "1"];
+    let dir = tempdir();
+    let mut command = kolo(dir.path());
+    let expected = run(command.args(words).args(["--quiet", "--report", "report.json"]), LIMIT).well();
+    assert_eq!(expected.stdout, "");
+    let expected = report(dir.path());
+    let mut command = kolo(dir.path());
+    command.args(words).args(["--elastic", "--heartbeat-ms", "400", "--transport", "tcp"]);
+    command.args(["--out", "out", "--report", "report.json"]);
+    command.args(["--hosts", &network.list(), "--ssh", &network.shell(dir.path())]);
+    let rows = dir.path().join("out/metrics.jsonl");
+    let (name, prefix) = (network.name.clone(), network.prefix.clone());
+    let ended = harmed(&mut command, LIMIT, move |_| {
+        let start = Instant::now();
+        while std::fs::read_to_string(&rows).map_or(0, |text| text.lines().count()) < 3 {
+            assert!(start.elapsed() < LIMIT, "no steps");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Network::cut(&name, &prefix);
+    });
+    let ended = ended.well();
+    let report = report(dir.path());
+    assert_eq!(weights(&report), weights(&expected), "{ended}");
+    let generations = report["generations"].as_array().expect("generations");
+    let lost: Vec<Vec<&str>> = generations
+        .iter()
+        .map(|row| row["lost"].as_array().expect("a list").iter().filter_map(|text| text.as_str()).collect())
+        .collect();
+    let why =
+        format!("the network between its host and {}.2 is cut; nothing is started there any more", network.prefix);
+    let [first, second] = &lost[..] else { panic!("not two generations: {lost:?}, {ended}") };
+    assert!(
+        first.is_empty() && second.len() == 2 && second.iter().all(|text| text.contains(&why)),
+        "{lost:?}, {ended}"
+    );
 }
 
 #[test]

@@ -75,6 +75,11 @@ impl Elastic {
                     self.resumed(now_ms, step, actions);
                 }
             }
+            ControlMessage::Unreachable { ranks } => {
+                if current {
+                    self.hear_unreachable(now_ms, worker, ranks);
+                }
+            }
             ControlMessage::GiveUp { text, .. } => self.lose(now_ms, worker, first_line(&text), actions),
             message if is_rank => {
                 if current {
@@ -136,6 +141,7 @@ impl Elastic {
         (state.link, state.hello) = (Some(link), Some(hello));
         self.links.insert(link, worker);
         self.workers.insert(worker, state);
+        self.take_back_host(worker);
         self.try_to_form(now_ms, actions);
         self.consider_growth(actions);
     }
@@ -300,6 +306,7 @@ impl Elastic {
             self.tell(&ControlMessage::CoordinatorHeartbeat { moved: true }, outside, actions);
         }
         self.check_silence(now_ms, actions);
+        self.cut_off(now_ms, actions);
         self.forget(now_ms);
         self.expel_late(now_ms, actions);
         self.restart(now_ms, actions);

@@ -7,6 +7,7 @@ use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::membership::Verdict;
 use crate::message::{Assignment, ControlMessage, Hello};
 use kolo_comm::Fault;
+use std::collections::BTreeMap;
 
 impl Elastic {
     /// Forms the next generation if all who are here are ready for it.
@@ -73,7 +74,8 @@ impl Elastic {
         let config = CoordinatorConfig { supervised: config.supervised && supervised_members, ..config };
         let coordinator = Coordinator::new(config, now_ms);
         let told = self.lost.len();
-        self.group = Some(Group { coordinator, members, yields: false, hands_over, told });
+        let (unreachable, cut_ms) = (BTreeMap::new(), None);
+        self.group = Some(Group { coordinator, members, yields: false, hands_over, told, unreachable, cut_ms });
         (self.phase, self.formed) = (JobPhase::Running, true);
         for (link, hello) in hellos {
             let envelope = self.envelope(ControlMessage::Hello(hello));

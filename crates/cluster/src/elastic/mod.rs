@@ -24,7 +24,7 @@ use crate::rank_state::Exit;
 use crate::rendezvous::JOIN_HEARTBEATS;
 use kolo_comm::Fault;
 use kolo_comm::fault::rank_name;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use worker::WorkerState;
 
@@ -79,7 +79,8 @@ impl ElasticOptions {
     pub(crate) fn core(&self, job: u64, deadlines: Deadlines, hosts: &[String], supervised: bool) -> Elastic {
         let ElasticOptions { min, grains, restarts, sharded, .. } = *self;
         let workers = hosts.len();
-        Elastic::new(ElasticConfig { job, workers, min, grains, restarts, deadlines, supervised, sharded }, hosts, 0)
+        let config = ElasticConfig { job, workers, min, grains, restarts, deadlines, supervised, sharded };
+        Elastic { home: crate::host_name(), ..Elastic::new(config, hosts, 0) }
     }
 }
 
@@ -124,6 +125,10 @@ struct Group {
     hands_over: bool,
     /// Of those lost, as many as its members were told of.
     told: usize,
+    /// Whom each rank cannot reach, of those who cannot reach somebody.
+    unreachable: BTreeMap<usize, Vec<usize>>,
+    /// When it is decided who goes on, if some cannot reach each other.
+    cut_ms: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -132,6 +137,12 @@ pub struct Elastic {
     phase: JobPhase,
     generation: u32,
     workers: BTreeMap<usize, WorkerState>,
+    /// The hosts of the launcher's workers, as far as they are known.
+    places: Vec<String>,
+    /// The coordinator's own host.
+    home: String,
+    /// Hosts that the others could not reach: nobody is started there.
+    cut_off: BTreeSet<String>,
     links: BTreeMap<usize, usize>,
     group: Option<Group>,
     /// Whether a generation has formed.
@@ -166,6 +177,9 @@ impl Elastic {
             phase: JobPhase::Gathering { deadline_ms: now_ms + config.join_ms() },
             generation: 0,
             workers: (0..config.workers).map(start).collect(),
+            places: hosts.to_vec(),
+            home: String::new(),
+            cut_off: BTreeSet::new(),
             links: BTreeMap::new(),
             group: None,
             formed: false,
@@ -226,6 +240,9 @@ impl Elastic {
         for state in self.workers.values_mut() {
             state.heard_ms = state.heard_ms.max((state.heard_ms + absent_ms).min(latest_ms));
             state.stopped_ms = state.stopped_ms.map(|since_ms| since_ms + absent_ms);
+        }
+        if let Some(cut_ms) = self.group.as_mut().and_then(|group| group.cut_ms.as_mut()) {
+            *cut_ms += absent_ms;
         }
     }
 
@@ -291,11 +308,39 @@ impl Elastic {
 
     /// This worker has no part in the job any more.
     fn lose(&mut self, now_ms: u64, worker: usize, why: String, actions: &mut Actions) {
+        self.lose_all(now_ms, &[worker], &why, actions);
+    }
+
+    /// All of these at once: the others regroup a single time.
+    fn lose_all(&mut self, now_ms: u64, lost: &[usize], why: &str, actions: &mut Actions) {
         if matches!(self.phase, JobPhase::Released { .. } | JobPhase::Ending { .. } | JobPhase::Ended) {
             return;
         }
-        let rank = self.rank(worker);
-        let Some(state) = self.workers.get_mut(&worker).filter(|state| state.lost_ms.is_none()) else { return };
+        let texts: Vec<String> = lost.iter().filter_map(|worker| self.give_up(now_ms, *worker, why, actions)).collect();
+        if texts.is_empty() {
+            return;
+        }
+        match self.phase {
+            JobPhase::Running if lost.iter().all(|worker| self.rank(*worker).is_none()) => {
+                let members = self.group.as_ref().map_or(Vec::new(), |group| group.members.clone());
+                for text in texts {
+                    self.tell(&ControlMessage::Lost { text }, |worker| members.contains(&worker), actions);
+                }
+            }
+            JobPhase::Running => {
+                let finished =
+                    self.group.as_ref().is_some_and(|group| group.coordinator.membership().rank_state(0).finished);
+                // The first rank has written all results: nobody is needed any more.
+                if finished { self.release(now_ms, actions) } else { self.gather(now_ms, actions) }
+            }
+            _ => self.try_to_form(now_ms, actions),
+        }
+    }
+
+    /// Ends what it can of a worker that was not lost before, and says who it was, and why.
+    fn give_up(&mut self, now_ms: u64, worker: usize, why: &str, actions: &mut Actions) -> Option<String> {
+        let (rank, is_cut_off) = (self.rank(worker), self.cut_off.contains(self.place(worker)));
+        let state = self.workers.get_mut(&worker).filter(|state| state.lost_ms.is_none())?;
         // The link that we close now says nothing of the process behind it, even if its end is seen in this millisecond.
         (state.lost_ms, state.left) = (Some(now_ms), state.closed_ms.is_some());
         let host = state.hello.as_ref().map_or(state.host.clone(), Hello::label);
@@ -310,7 +355,7 @@ impl Elastic {
         if !gone {
             actions.push(CoordinatorAction::Kill { rank: worker, link });
         }
-        let Some(state) = self.workers.get_mut(&worker) else { return };
+        let state = self.workers.get_mut(&worker)?;
         let text = match rank {
             // One that has made no step here was about to make that of the others.
             Some(rank) => {
@@ -326,7 +371,8 @@ impl Elastic {
             state.asked
                 && matches!(state.exit, Some(exit) if exit == Exit::Code(128 + signal) || exit == Exit::Signal(signal))
         });
-        if state.launched && self.restarts < self.config.restarts && self.interrupted.is_none() {
+        let may_restart = self.restarts < self.config.restarts && self.interrupted.is_none() && !is_cut_off;
+        if state.launched && may_restart {
             let doublings = self.restarts.min(RESTART_DOUBLINGS_MAX);
             let pause_ms = RESTART_HEARTBEATS * self.config.deadlines.heartbeat_ms as f64 * f64::from(1 << doublings);
             state.restart_ms = Some(now_ms + pause_ms as u64);
@@ -336,19 +382,7 @@ impl Elastic {
             self.lost.push(text.clone());
             actions.push(CoordinatorAction::Notice(Notice::Lost { text: text.clone(), generation: self.generation }));
         }
-        match self.phase {
-            JobPhase::Running if rank.is_none() => {
-                let members = self.group.as_ref().map_or(Vec::new(), |group| group.members.clone());
-                self.tell(&ControlMessage::Lost { text }, |worker| members.contains(&worker), actions);
-            }
-            JobPhase::Running => {
-                let finished =
-                    self.group.as_ref().is_some_and(|group| group.coordinator.membership().rank_state(0).finished);
-                // The first rank has written all results: nobody is needed any more.
-                if finished { self.release(now_ms, actions) } else { self.gather(now_ms, actions) }
-            }
-            _ => self.try_to_form(now_ms, actions),
-        }
+        Some(text)
     }
 
     /// The generation is over: all who are here leave it and say where they stand.
@@ -419,5 +453,6 @@ fn first_line(text: &str) -> String {
 
 mod events;
 mod forming;
+mod partition;
 #[cfg(test)]
 mod tests;

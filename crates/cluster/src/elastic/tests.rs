@@ -90,6 +90,7 @@ fn text(actions: &[CoordinatorAction]) -> String {
 }
 
 const KILLED: Exit = Exit::Signal(9);
+const NOBODY: [usize; 0] = [];
 
 #[test]
 fn three_of_four_go_on_as_two_and_a_spare() {
@@ -390,4 +391,89 @@ fn those_who_joined_and_left_are_forgotten() {
     let settled = job.now_ms + 10 * CONFIG.deadlines.heartbeat_ms;
     job.core.forget(settled);
     assert_eq!((job.core.workers.len(), job.core.links.len(), job.core.generation), (4, 4, 0));
+}
+
+/// Two workers on each of two hosts, which a launcher on neither started.
+fn on_two_hosts(config: ElasticConfig) -> Job {
+    let places = ["a", "a", "b", "b"].map(String::from);
+    let mut job = Job { core: Elastic::new(config, &places, 0), now_ms: 0 };
+    (0..4).for_each(|worker| drop(job.hello(worker, worker, "1")));
+    job
+}
+
+/// What is done until this time, while all but those who left give signs of life and say whom they cannot reach.
+fn pass(job: &mut Job, until_ms: u64, unreachable: &[(usize, &[usize])]) -> Actions {
+    let mut actions = Vec::new();
+    while job.now_ms < until_ms {
+        for link in 0..4 {
+            let activity = Activity { step: 7, progress: 1, call: None, in_call: true, waits: true };
+            actions.extend(job.say(link, 0, ControlMessage::Heartbeat(activity)));
+            if let Some((_, ranks)) = unreachable.iter().find(|(rank, _)| *rank == link) {
+                actions.extend(job.say(link, 0, ControlMessage::Unreachable { ranks: ranks.to_vec() }));
+            }
+        }
+        actions.extend(job.step(CoordinatorEvent::Tick));
+    }
+    actions
+}
+
+#[test]
+fn hosts_behind_a_cut_are_lost_together_and_stay_away_until_somebody_joins_there() {
+    let config = ElasticConfig { restarts: 8, ..CONFIG };
+    let mut job = on_two_hosts(config);
+    let cut: [(usize, &[usize]); 2] = [(1, &[2, 3]), (2, &[1])];
+    let actions = pass(&mut job, 3000, &cut);
+    assert_eq!(told(&actions, &ControlMessage::Regroup), [0, 1], "{actions:?}");
+    let lost: Vec<String> = actions
+        .iter()
+        .filter_map(|action| match action {
+            CoordinatorAction::Notice(Notice::Lost { text, .. }) => Some(text.clone()),
+            _ => None,
+        })
+        .collect();
+    let why = "on a was lost at step 7: the network between its host and a is cut; nothing is started there any more";
+    assert_eq!(lost, [format!("rank 2 {why}"), format!("rank 3 {why}")]);
+    for rank in [2, 3] {
+        job.step(CoordinatorEvent::Exited { rank, exit: KILLED });
+    }
+    job.say(0, 1, ControlMessage::Ready { position: Some(15) });
+    let actions = job.say(1, 1, ControlMessage::Ready { position: Some(15) });
+    assert_eq!(assigned(&actions), [(0, 0, 2), (1, 1, 2)]);
+    let starts = |actions: &[CoordinatorAction]| {
+        actions.iter().filter(|action| matches!(action, CoordinatorAction::Start { .. })).count()
+    };
+    for _ in 0..50 {
+        assert_eq!(starts(&job.step(CoordinatorEvent::Tick)), 0);
+    }
+    assert_eq!(job.core.cut_off.iter().collect::<Vec<_>>(), ["b"]);
+    // By hand, from the host itself.
+    job.hello(9, ANY_RANK, "1");
+    assert!(job.core.cut_off.is_empty());
+}
+
+#[test]
+fn a_cut_that_heals_in_time_or_a_stuck_rank_costs_nobody() {
+    let mut job = on_two_hosts(CONFIG);
+    assert_eq!(told(&pass(&mut job, 1500, &[(1, &[2])]), &ControlMessage::Regroup), NOBODY);
+    assert_eq!(told(&pass(&mut job, 6000, &[(1, &[])]), &ControlMessage::Regroup), NOBODY);
+    // Of one host, or of no rank at all.
+    assert_eq!(told(&pass(&mut job, 9000, &[(1, &[0, 4000])]), &ControlMessage::Regroup), NOBODY);
+    // What is said of a generation that is over has no effect.
+    job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
+    assert_eq!(told(&pass(&mut job, 12_000, &[(1, &[2])]), &ControlMessage::Regroup), NOBODY);
+}
+
+/// The last rank of the smaller side may be needed: then the job ends, and says who was cut off.
+#[test]
+fn a_cut_that_leaves_too_few_ends_the_job() {
+    let mut job = on_two_hosts(ElasticConfig { min: 4, ..CONFIG });
+    pass(&mut job, 3000, &[(0, &[2, 3])]);
+    for rank in [2, 3] {
+        job.step(CoordinatorEvent::Exited { rank, exit: KILLED });
+    }
+    job.say(0, 1, ControlMessage::Ready { position: Some(15) });
+    let actions = job.say(1, 1, ControlMessage::Ready { position: Some(15) });
+    let text = text(&actions);
+    assert!(text.starts_with("only 2 workers are left; the job needs at least 4"), "{text}");
+    assert!(text.contains("rank 3 on a was lost at step 7: the network between its host and a is cut"), "{text}");
 }

@@ -7,6 +7,7 @@
 //! closed link, or one rank's report about another may be a consequence of something else: for a moment, the membership waits
 //! for stronger evidence.
 
+pub(crate) mod cut;
 pub(crate) mod detect;
 mod event;
 

@@ -13,6 +13,7 @@
 //! that it has left; the job ends, well if enough workers are left.
 
 mod outcome;
+mod partition;
 
 use super::groups::Groups;
 use super::job::Random;
@@ -153,6 +154,11 @@ struct Simulation {
     is_launcher_gone: bool,
     resumed: u64,
     harms: usize,
+    /// When the data links between two groups of hosts are cut, for good, and the workers of the second.
+    cut: Option<(u64, BTreeSet<usize>)>,
+    /// When a generation last went on, and when which workers were started again.
+    resumed_ms: u64,
+    restarts: Vec<(u64, usize)>,
     /// Workers whose part of the state others took over.
     relieved: u64,
     /// The checkpoints that generations went back to.
@@ -231,6 +237,9 @@ impl Simulation {
             is_launcher_gone: false,
             resumed: 0,
             harms: 0,
+            cut: None,
+            resumed_ms: 0,
+            restarts: Vec::new(),
             relieved: 0,
             went_back: BTreeMap::new(),
             saves,
@@ -449,9 +458,12 @@ impl Simulation {
                     self.deliver(link, 1, Event::ToWorker(link, envelope));
                 }
                 CoordinatorAction::Kill { rank, link } => self.kill(rank, link),
-                CoordinatorAction::Start { rank } => self.launch(rank, true, 300),
+                CoordinatorAction::Start { rank } => {
+                    self.restarts.push((self.now_ms, rank));
+                    self.launch(rank, true, 300);
+                }
                 CoordinatorAction::Notice(Notice::Resumed(resumed)) => {
-                    self.resumed += 1;
+                    (self.resumed, self.resumed_ms) = (self.resumed + 1, self.now_ms);
                     self.confirmed.insert(self.group(resumed.generation));
                 }
                 CoordinatorAction::Ended(verdict) => self.verdict = Some(verdict),
@@ -516,6 +528,10 @@ impl Simulation {
             let (progress, in_call) = (worker.progress, worker.in_call);
             let activity = Activity { step, progress, call: None, in_call, waits: in_call };
             self.send(process, generation, ControlMessage::Heartbeat(activity));
+            let ranks = self.unreachable(process);
+            if !ranks.is_empty() {
+                self.send(process, generation, ControlMessage::Unreachable { ranks });
+            }
         }
         self.at(self.now_ms + DEADLINES.beat_ms(), Event::Beat(process));
     }
@@ -598,6 +614,7 @@ impl Simulation {
             worker.saving = Some(state.clone());
             self.saves.write(group, state, (rank, world));
         }
+        let is_cut = self.is_cut(generation);
         let call = self.calls.entry((generation, sequence)).or_default();
         call.entered.insert(process);
         call.yields |= yields;
@@ -608,7 +625,7 @@ impl Simulation {
         if sequence == SYNC && state.as_ref().map(State::step) > call.newest.as_ref().map(State::step) {
             call.newest = state;
         }
-        if call.entered.len() == world {
+        if call.entered.len() == world && !is_cut {
             let entered = call.entered.clone();
             // One that wakes when its group is over finds the answers of the others, and may end the step before it sees more.
             if !self.workers[process].was_stopped {

@@ -5,8 +5,9 @@ use super::TcpOptions;
 use super::poll;
 use crate::auth::{HELLO_BYTES, Identity, Initiator, LinkRole, LinkSession, PROOF_BYTES, Responder};
 use crate::fault::Fault;
+use crate::reach::probe_pause;
 use crate::transport::Bootstrap;
-use crate::watch::Watch;
+use crate::watch::{STALL_HEARTBEATS, Watch};
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -20,8 +21,7 @@ const BACKLOG: i32 = 1024;
 const RETRY: Duration = Duration::from_millis(20);
 /// How often the wait looks whether the job was ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// An idle link is probed after this time, and given up after a few probes.
-const KEEPALIVE: Duration = Duration::from_secs(5);
+/// An idle link is given up after a few probes.
 const KEEPALIVE_PROBES: u32 = 3;
 
 const BLOB_VERSION: u8 = 1;
@@ -360,7 +360,8 @@ pub fn tune(socket: &TcpStream, socket_bytes: usize, stall: Duration) -> std::io
         socket.set_send_buffer_size(socket_bytes)?;
         socket.set_recv_buffer_size(socket_bytes)?;
     }
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(KEEPALIVE_PROBES);
+    let pause = probe_pause(stall / STALL_HEARTBEATS);
+    let keepalive = TcpKeepalive::new().with_time(pause).with_interval(pause).with_retries(KEEPALIVE_PROBES);
     socket.set_tcp_keepalive(&keepalive)?;
     // It also ends links to peers that are alive and do not read, so it must not be shorter than a call may take.
     socket.set_tcp_user_timeout(Some(stall))

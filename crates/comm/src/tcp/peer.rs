@@ -9,6 +9,7 @@ use super::writer::{FrameWriter, Outbox};
 use crate::fault::Fault;
 use std::io::ErrorKind;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How a stream stands.
@@ -22,7 +23,7 @@ pub enum StreamState {
 }
 
 pub struct PeerStream {
-    pub socket: TcpStream,
+    pub socket: Arc<TcpStream>,
     pub reader: FrameReader,
     pub writer: FrameWriter,
     pub state: StreamState,
@@ -42,7 +43,7 @@ impl TcpPeer {
                 .map_err(|error| Fault::system("setting up a link", &error))?;
             let reader = FrameReader::new(session.opener, era);
             Ok(PeerStream {
-                socket,
+                socket: Arc::new(socket),
                 reader,
                 writer: FrameWriter::new(session.sealer, era, options.segment_bytes),
                 state: StreamState::Open,
@@ -69,12 +70,12 @@ impl PeerStream {
             return Ok(false);
         }
         // SAFETY: the caller's promise.
-        let written = unsafe { self.writer.pump(&mut &self.socket, outbox) };
+        let written = unsafe { self.writer.pump(&mut &*self.socket, outbox) };
         if self.state == StreamState::Ended {
             return written.map_err(StreamStop::System);
         }
         // SAFETY: the caller's promise.
-        let read = match (written, unsafe { self.reader.pump(&mut &self.socket, inbox) }) {
+        let read = match (written, unsafe { self.reader.pump(&mut &*self.socket, inbox) }) {
             (Ok(written), Ok(read)) => return Ok(written | read),
             (_, Err(stop)) => stop,
             // A peer that fails says why before it closes: that is what counts, and not our broken pipe.

@@ -86,6 +86,9 @@ impl TcpWire {
             joined.into_iter().map(|joined| TcpPeer::new(joined, &options, watch.stall())).collect();
         let peers = peers?;
         let streams = peers.iter().map(|peer| peer.streams.len()).sum();
+        for (peer, rank) in peers.iter().zip(&mesh_rank.world) {
+            peer.streams.iter().for_each(|stream| watch.add_path(*rank, Arc::downgrade(&stream.socket)));
+        }
         let names: Vec<String> = mesh_rank.world.iter().map(|rank| watch.host(*rank)).collect();
         let host = |name: &String| names.iter().position(|other| other == name).unwrap_or(0);
         let hosts: Vec<usize> = names.iter().map(host).collect();
@@ -273,7 +276,7 @@ impl TcpWire {
         open.iter_mut().for_each(|stream| stream.writer.farewell(kind, payload));
         let start = Instant::now();
         loop {
-            open.retain_mut(|stream| !stream.writer.drain(&mut &stream.socket));
+            open.retain_mut(|stream| !stream.writer.drain(&mut &*stream.socket));
             let left = at_most.saturating_sub(start.elapsed());
             if open.is_empty() || left.is_zero() {
                 return;
@@ -382,7 +385,7 @@ impl Drop for TcpWire {
         let mut rest = [0; 4096];
         for stream in self.peers.iter().flat_map(|peer| &peer.streams) {
             let _ = stream.socket.shutdown(Shutdown::Write);
-            while (&stream.socket).read(&mut rest).is_ok_and(|count| count > 0) {}
+            while (&*stream.socket).read(&mut rest).is_ok_and(|count| count > 0) {}
         }
     }
 }
