@@ -230,12 +230,12 @@ impl Drop for Job {
 }
 
 impl End {
-    /// One message, that says all of this, in time.
+    /// One message beside notes, that says all of this, in time.
     fn check(&self, limit: Duration, code: i32, says: &[&str]) {
         let Self { took, about, .. } = self;
         assert!(*took <= limit, "{took:?} until all were gone, {about}");
         assert_eq!(self.code, Some(code), "{about}");
-        let mut lines = self.error.lines();
+        let mut lines = self.error.lines().filter(|line| !line.starts_with("note: "));
         let one =
             lines.next().is_some_and(|line| line.starts_with("error: ")) && lines.all(|line| line.starts_with("  "));
         assert!(one, "not one message, {about}");

@@ -19,7 +19,9 @@ impl MemorySettings {
         let recompute = RecomputePlan::read(memory)?;
         let offload = Offload::named(memory.choice("offload", &Offload::NAMES)?).unwrap_or_default();
         let limit_bytes = match memory.peek("limit") {
-            Some(Setting::Int(bytes @ ..1)) => return Err(memory.wrong("limit", format!("is {bytes}"), SIZE_HINT)),
+            Some(Setting::Int(bytes @ ..1)) => {
+                return Err(memory.wrong("limit", format!("must be at least 1, but is {bytes}"), SIZE_HINT));
+            }
             Some(Setting::Int(_)) => Some(memory.count("limit", 1, 1)? as u64),
             Some(Setting::Text(_)) => {
                 let text = memory.text("limit", "")?;
