@@ -306,7 +306,7 @@ impl Lowering<'_> {
             }
             (_, Need::Term) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
-                if self.own.start == 0 { whole } else { self.zeros(whole, who) }
+                if self.own.start == 0 { whole } else { self.zeros_beside(id, whole, who) }
             }
         }
     }
@@ -317,7 +317,7 @@ impl Lowering<'_> {
             Need::Replicated => return self.fetch(id, need, who),
             Need::Term => {
                 let whole = self.fetch(id, &Need::Replicated, who);
-                return if slice == 0 { whole } else { self.zeros(whole, who) };
+                return if slice == 0 { whole } else { self.zeros_beside(id, whole, who) };
             }
             Need::Halo(halo) => return self.fetch_reached(id, halo, slice, who),
             Need::Sharded(cut) => cut,
@@ -347,6 +347,27 @@ impl Lowering<'_> {
         let made = make(self);
         self.made.insert(key, made);
         made
+    }
+
+    /// Zeros in place of what the first slice alone adds. Other ranks read a frozen parameter all the same: nothing else in a step
+    /// would keep it there, and an evaluation, which may be split otherwise, finds what training keeps.
+    fn zeros_beside(&mut self, id: ValueId, whole: ValueId, who: &For) -> ValueId {
+        let zeros = self.zeros(whole, who);
+        if self.own.start == 0 || !self.is_frozen(id) {
+            return zeros;
+        }
+        let nothing = self.push(Scale { factor: 0.0 }, vec![whole], who);
+        // A product with zero may be a negative zero; this sum is none.
+        self.push(Add {}, vec![zeros, nothing], who)
+    }
+
+    /// Whether a value of a training step is a parameter that nothing updates, perhaps in another type.
+    fn is_frozen(&self, id: ValueId) -> bool {
+        let old = self.rebuild.old;
+        let maker = old.maker(id);
+        let id = if maker.op.is::<Cast>() { maker.inputs[0] } else { id };
+        let is_updated = old.updates.iter().any(|(state, _)| *state == id);
+        old.maker(id).op.is::<Param>() && !old.updates.is_empty() && !is_updated
     }
 
     fn zeros(&mut self, like: ValueId, who: &For) -> ValueId {

@@ -100,21 +100,27 @@ fn pipelines_are_cut_in_bf16_where_they_are_in_f32() {
     }
 }
 
-/// A bias that does not learn is added by the first slice alone, and only that one's rank has it, in evaluations as well.
+/// A bias that does not learn is added by the first slice alone. Evaluations find it wherever they read it.
 #[test]
 fn frozen_layers_are_split_in_bf16_as_in_f32() {
-    for precision in ["f32", "bf16"] {
+    let lstm = "kind = \"lstm\"\nwidth = 13\ncontext = 9\nfeatures = 2\noutputs = 1\nfreeze = [\"head.*\"]";
+    let gpt = "kind = \"gpt\"\nlayers = 1\nheads = 3\nwidth = 15\ncontext = 16\nvocab = 13\nfreeze = [\"*.bias\"]";
+    let models = [(lstm, "synthetic:series", ""), (gpt, "synthetic:tokens", "sequence = \"tensor\"")];
+    for (precision, (model, source, own)) in
+        ["f32", "bf16"].into_iter().flat_map(|one| models.map(|model| (one, model)))
+    {
         let job = |parallel: &str| {
             crate::job(&format!(
-                "[model]\nkind = \"lstm\"\nwidth = 13\ncontext = 9\nfeatures = 2\noutputs = 1\nfreeze = [\"head.*\"]\n\
-                 [data]\nsource = \"synthetic:series\"\nsamples = 26\nholdout = 0.2\nbatch = 8\ngrains = 4\n\
-                 [train]\nsteps = 2\nprecision = \"{precision}\"\n[parallel]\nslices = 4\n{parallel}\n"
+                "[model]\n{model}\n[data]\nsource = \"{source}\"\nsamples = 26\nholdout = 0.2\nbatch = 8\ngrains = 4\n\
+                 [train]\nsteps = 2\nprecision = \"{precision}\"\n[parallel]\nslices = 4\n{own}\n{parallel}\n"
             ))
         };
         let alone = report(&job(""), WorkerGroup::Alone);
-        for workers in [2, 4] {
-            let job = job(&format!("tensor = {workers}"));
-            on(workers, &job).iter().for_each(|other| assert_same(&format!("{precision}, {workers}"), &alone, other));
+        for (workers, parallel) in
+            [(2, "tensor = 2"), (4, "tensor = 4"), (4, "tensor = 2\npipeline = 2"), (4, "tensor = 2\nzero = 3")]
+        {
+            let name = format!("{model}, {precision}, {parallel}");
+            on(workers, &job(parallel)).iter().for_each(|other| assert_same(&name, &alone, other));
         }
     }
 }
