@@ -9,6 +9,7 @@ use crate::memory_check::{self, HostUsage};
 use crate::step::WholeStep;
 use crate::trial_run::{self, TrialSetup};
 use kolo_exec::{Options, Program};
+use kolo_models::Model;
 use kolo_parallel::mesh::Mesh;
 use kolo_plan::{Cost, Rates};
 use serde::Serialize;
@@ -18,6 +19,9 @@ use std::time::Duration;
 const TIMES_MIN: f64 = 1.15;
 /// Runs of shorter steps are over before anybody has read a note.
 const STEP_MIN_MS: f64 = 0.25;
+
+/// Layers of a deeper model that are looked at before all of it is.
+const LAYERS_FIRST: usize = 8;
 
 /// A step as the job cuts it, beside one with fewer grains.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -42,7 +46,16 @@ impl GrainCost {
         if job.grains == 1 || !is_ours || job.parallel.splits_model() {
             return Ok(None);
         }
-        let own = program_with(job, job.grains, threads)?;
+        // Layers are alike: only if the first of a deep model leave a doubt are all of them planned.
+        let deep = job.model.layers().filter(|all| *all > LAYERS_FIRST);
+        if let Some(first) = deep.and_then(|_| job.model.with_layers(LAYERS_FIRST)) {
+            let own = program_with(job, &*first, job.grains, threads)?;
+            let fewest = program_with(job, &*first, 1, threads)?;
+            if seconds(&own, &fewest).is_none_or(|[own, fewest]| own < TIMES_MIN * fewest) {
+                return Ok(None);
+            }
+        }
+        let own = program_with(job, &*job.model, job.grains, threads)?;
         let fits = |program: &Program| {
             let plan = kolo_plan::memory(program);
             let within_limit = job.memory.limit_bytes.is_none_or(|limit| plan.total() as u64 <= limit);
@@ -50,7 +63,7 @@ impl GrainCost {
         };
         let mut fewer = 1;
         let program = loop {
-            let program = program_with(job, fewer, threads)?;
+            let program = program_with(job, &*job.model, fewer, threads)?;
             if fits(&program) {
                 break program;
             }
@@ -59,17 +72,9 @@ impl GrainCost {
                 return Ok(None);
             }
         };
-        let costs = [&own, &program].map(kolo_plan::cost);
-        let [bytes, fewer_bytes] = costs.each_ref().map(|cost| all_bytes(cost) as f64);
-        // The operations are the same: a step slows down by its bytes at most.
-        if bytes < TIMES_MIN * fewer_bytes {
-            return Ok(None);
-        }
-        // What a call costs beyond its work is assumed, not measured.
-        let rates = Rates { call: 0.0, ..Rates::measure() };
-        let [step_ms, fewer_step_ms] =
-            [&own, &program].map(|program| kolo_plan::predict_seconds(program, &rates) * 1e3);
-        let weights_bytes = costs[0].memory.weights;
+        let Some(seconds) = seconds(&own, &program) else { return Ok(None) };
+        let [step_ms, fewer_step_ms] = seconds.map(|seconds| seconds * 1e3);
+        let weights_bytes = kolo_plan::memory(&own).weights;
         let found = Self { grains: job.grains, fewer, step_ms, fewer_step_ms, timed: false, weights_bytes };
         Ok(found.is_worth_a_word().then_some(found))
     }
@@ -78,7 +83,7 @@ impl GrainCost {
     pub fn time(self, job: &mut Job, threads: usize, step_ms: f64, limit: Duration) -> Result<Option<Self>, Error> {
         let own = std::mem::replace(&mut job.grains, self.fewer);
         let setup = TrialSetup { workers: 1, per_host: 1, threads };
-        let tried = program_with(job, self.fewer, threads)
+        let tried = program_with(job, &*job.model, self.fewer, threads)
             .and_then(|program| trial_run::run(job, &program.graph, setup, limit));
         job.grains = own;
         let found = Self { step_ms, fewer_step_ms: tried?.step_seconds() * 1e3, timed: true, ..self };
@@ -116,13 +121,25 @@ impl std::fmt::Display for GrainCost {
     }
 }
 
+/// What both steps take by this machine's rates, unless their bytes alone say that they take about the same.
+fn seconds(own: &Program, fewer: &Program) -> Option<[f64; 2]> {
+    let [bytes, fewer_bytes] = [own, fewer].map(|program| all_bytes(&kolo_plan::cost(program)) as f64);
+    // The operations are the same: a step slows down by its bytes at most.
+    if bytes < TIMES_MIN * fewer_bytes {
+        return None;
+    }
+    // What a call costs beyond its work is assumed, not measured.
+    let rates = Rates { call: 0.0, ..Rates::measure() };
+    Some([own, fewer].map(|program| kolo_plan::predict_seconds(program, &rates)))
+}
+
 fn all_bytes(cost: &Cost) -> u64 {
     cost.bytes.forward + cost.bytes.backward + cost.bytes.update
 }
 
-/// What one worker runs in a step of the job cut into so many grains.
-fn program_with(job: &Job, grains: usize, threads: usize) -> Result<Program, Error> {
-    let step = WholeStep { samples: job.batch / grains, grains, ..WholeStep::of(job) };
+/// What one worker runs in a step of this model, the job's or some layers of it, cut into so many grains.
+fn program_with(job: &Job, model: &dyn Model, grains: usize, threads: usize) -> Result<Program, Error> {
+    let step = WholeStep { model, samples: job.batch / grains, grains, ..WholeStep::of(job) };
     let graph = step.graph_of_one(job, &Mesh::alone())?;
     Ok(Program::new(&job.executor, graph, Options::for_grains(grains, threads)))
 }

@@ -513,7 +513,7 @@ fn a_limit_that_nothing_keeps_to_names_the_smallest_layout() {
     let none = "no layout of recompute, zero, pipeline, spatial, context, tensor and workers fits";
     // Less than a share of the weights, which no plan is needed for, and less than the process itself.
     for (limit, shown, why) in
-        [("1000", "1000 B", ": weights and gradients alone take"), ("\"1MiB\"", "1 MiB", "; the smallest is")]
+        [("1000", "1000 B", ": weights and gradients alone take"), ("\"1MiB\"", "1.00 MiB", "; the smallest is")]
     {
         let message = message(limit);
         assert!(message.contains(&format!("{none}{why}")), "{message}");
