@@ -226,7 +226,7 @@ pub(crate) fn try_out(job: &Job, setup: TrialSetup) -> Result<Option<TrialRun>, 
 
 /// What the grains cost one worker: tried out, if the job's own step was and the rates say that it is worth it.
 fn grain_cost(job: &mut Arc<Job>, threads: usize, measured: Option<TrialRun>) -> Result<Option<GrainCost>, Failure> {
-    let predicted = GrainCost::predict(job, threads)?;
+    let predicted = GrainCost::predict(job, threads, Rates::measure)?;
     match (predicted, measured, Arc::get_mut(job)) {
         (Some(predicted), Some(own), Some(job)) => {
             Ok(predicted.time(job, threads, own.step_seconds() * 1e3, trial_run::TIME_LIMIT)?)

@@ -334,7 +334,7 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
 /// Says what the grains cost one worker, if that is worth a word.
 pub fn note_grains(job: &Job, threads: usize) {
     // What cannot be built is refused, and explained, where it runs.
-    if let Ok(Some(cost)) = GrainCost::predict(job, threads) {
+    if let Ok(Some(cost)) = GrainCost::predict(job, threads, kolo_plan::Rates::usual) {
         print_error(&format!("note: {cost}"));
     }
 }

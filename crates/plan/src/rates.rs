@@ -59,6 +59,11 @@ fn streams(mut reserve: impl FnMut(&mut Vec<f32>, usize) -> bool) -> (Vec<f32>, 
 }
 
 impl Rates {
+    /// Those of a usual core with wide vectors, where only relations matter.
+    pub fn usual() -> Self {
+        Self { flops: 100e9, thin_flops: 30e9, bytes: 10e9, call: 0.4e-6 }
+    }
+
     /// Measures one thread: the first time that a process asks.
     pub fn measure() -> Self {
         static MEASURED: OnceLock<Rates> = OnceLock::new();

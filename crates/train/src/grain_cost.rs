@@ -38,9 +38,9 @@ pub struct GrainCost {
 }
 
 impl GrainCost {
-    /// The cost by this machine's rates, if a single worker pays one that is worth a word. The rates are measured only if the
-    /// bytes of a step leave a doubt.
-    pub fn predict(job: &Job, threads: usize) -> Result<Option<Self>, Error> {
+    /// The cost by rates, if a single worker pays one that is worth a word. `rates` is asked only if the bytes of a step leave a
+    /// doubt: [`Rates::measure`] takes memory and a fifth of a second, [`Rates::usual`] neither.
+    pub fn predict(job: &Job, threads: usize, rates: fn() -> Rates) -> Result<Option<Self>, Error> {
         // Devices of other memory have other rates; and what splits a model sets its grains.
         let is_ours = job.executor.allocates_on_host() && job.executor.has_collectives();
         if job.grains == 1 || !is_ours || job.parallel.splits_model() {
@@ -51,7 +51,7 @@ impl GrainCost {
         if let Some(first) = deep.and_then(|_| job.model.with_layers(LAYERS_FIRST)) {
             let own = program_with(job, &*first, job.grains, threads)?;
             let fewest = program_with(job, &*first, 1, threads)?;
-            if seconds(&own, &fewest).is_none_or(|[own, fewest]| own < TIMES_MIN * fewest) {
+            if seconds(&own, &fewest, rates).is_none_or(|[own, fewest]| own < TIMES_MIN * fewest) {
                 return Ok(None);
             }
         }
@@ -72,7 +72,7 @@ impl GrainCost {
                 return Ok(None);
             }
         };
-        let Some(seconds) = seconds(&own, &program) else { return Ok(None) };
+        let Some(seconds) = seconds(&own, &program, rates) else { return Ok(None) };
         let [step_ms, fewer_step_ms] = seconds.map(|seconds| seconds * 1e3);
         let weights_bytes = kolo_plan::memory(&own).weights;
         let found = Self { grains: job.grains, fewer, step_ms, fewer_step_ms, timed: false, weights_bytes };
@@ -108,9 +108,7 @@ impl std::fmt::Display for GrainCost {
             true => {
                 format!("{times:.1} times as long as {fewer} on one worker, {step_ms:.1} ms and {fewer_step_ms:.1} ms")
             }
-            false => format!(
-                "{times:.1} times as long as {fewer} on one worker by this machine's rates (`kolo plan` times both)"
-            ),
+            false => format!("{times:.1} times as long as {fewer} on one worker by rates (`kolo plan` times both)"),
         };
         let lost = if *fewer == 1 { ", but leaves no grain for a second worker," } else { "" };
         write!(
@@ -121,15 +119,15 @@ impl std::fmt::Display for GrainCost {
     }
 }
 
-/// What both steps take by this machine's rates, unless their bytes alone say that they take about the same.
-fn seconds(own: &Program, fewer: &Program) -> Option<[f64; 2]> {
+/// What both steps take by rates, unless their bytes alone say that they take about the same.
+fn seconds(own: &Program, fewer: &Program, rates: fn() -> Rates) -> Option<[f64; 2]> {
     let [bytes, fewer_bytes] = [own, fewer].map(|program| all_bytes(&kolo_plan::cost(program)) as f64);
     // The operations are the same: a step slows down by its bytes at most.
     if bytes < TIMES_MIN * fewer_bytes {
         return None;
     }
     // What a call costs beyond its work is assumed, not measured.
-    let rates = Rates { call: 0.0, ..Rates::measure() };
+    let rates = Rates { call: 0.0, ..rates() };
     Some([own, fewer].map(|program| kolo_plan::predict_seconds(program, &rates)))
 }
 
