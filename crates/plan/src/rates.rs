@@ -61,7 +61,7 @@ fn streams(mut reserve: impl FnMut(&mut Vec<f32>, usize) -> bool) -> (Vec<f32>, 
 impl Rates {
     /// Those of a usual core with wide vectors, where only relations matter.
     pub fn usual() -> Self {
-        Self { flops: 100e9, thin_flops: 30e9, bytes: 10e9, call: 0.4e-6 }
+        Self { flops: 80e9, thin_flops: 25e9, bytes: 15e9, call: 0.4e-6 }
     }
 
     /// Measures one thread: the first time that a process asks.

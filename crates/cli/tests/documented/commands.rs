@@ -223,7 +223,7 @@ fn wrong_on(page: &Page) -> Vec<String> {
         let succeeded = output.status.success();
         let lacks_gpu = GPU.iter().any(|words| line.text.contains(words))
             && matches!(output.status.code(), Some(1 | 2))
-            && said.starts_with("error: ")
+            && said.lines().any(|line| line.starts_with("error: "))
             && GPU_WORDS.iter().any(|word| said.contains(word));
         let as_written = if line.fails { said.contains("error: ") && !succeeded } else { succeeded || lacks_gpu };
         if !as_written {
