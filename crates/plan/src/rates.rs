@@ -59,7 +59,7 @@ fn streams(mut reserve: impl FnMut(&mut Vec<f32>, usize) -> bool) -> (Vec<f32>, 
 }
 
 impl Rates {
-    /// Those of a usual core with wide vectors, where only relations matter.
+    /// Assumed rates of a core with wide vectors, for comparing two steps where measuring would take too much memory.
     pub fn usual() -> Self {
         Self { flops: 80e9, thin_flops: 25e9, bytes: 15e9, call: 0.4e-6 }
     }
